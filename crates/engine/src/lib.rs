@@ -1,0 +1,1 @@
+//! A small tensor-parallel language-model server: the reference user of the data plane.

@@ -1,0 +1,1 @@
+//! Bytes between two ranks: regions, puts, flags, rails and relays.

@@ -1,0 +1,1 @@
+//! Ranks together: rendezvous, collectives, beacons, patience, verdicts, recovery.

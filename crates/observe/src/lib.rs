@@ -1,0 +1,1 @@
+//! Metrics, health, events and the flight recorder of a rank.
