@@ -1,1 +1,7 @@
-fn main() {}
+//! The `railweave` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    railweave::cli::run(std::env::args_os(), railweave::rank::body)
+}
