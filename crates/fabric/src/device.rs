@@ -99,7 +99,7 @@ impl Write {
 
     /// Bytes that land in the peer's region, the flag not counted.
     pub fn len(&self) -> u64 {
-        u64::from(self.head.len) + self.body.len
+        self.body.len.saturating_add(self.head.len.into())
     }
 
     /// True when the write carries a flag at most.

@@ -282,7 +282,17 @@ impl Fabric {
         }
     }
 
-    /// Calls the endpoint, for set-up, faults and evidence.
+    /// Moves what can be moved, also where [`poll`](Self::poll) would see no need to.
+    pub fn poll_now(&self) -> bool {
+        self.shared.endpoint.try_lock().is_ok_and(|mut endpoint| endpoint.progress())
+    }
+
+    /// Calls the endpoint without waking anybody, for evidence and beacons.
+    pub fn look_at_endpoint<T>(&self, call: impl FnOnce(&mut Endpoint) -> T) -> T {
+        call(&mut self.shared.lock())
+    }
+
+    /// Calls the endpoint, for set-up and faults, and has all threads look at what changed.
     pub fn with_endpoint<T>(&self, call: impl FnOnce(&mut Endpoint) -> T) -> T {
         let result = call(&mut self.shared.lock());
         self.shared.has_work.store(true, Ordering::Relaxed);

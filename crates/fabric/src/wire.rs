@@ -350,7 +350,8 @@ fn check_target(header: &Header, expect: &Expect) -> Result<(), FrameError> {
     }
     match header.flag {
         Some(FlagWrite { offset, .. })
-            if offset % 4 != 0 || offset.checked_add(4).is_none_or(|end| end > region) =>
+            if !offset.is_multiple_of(4)
+                || offset.checked_add(4).is_none_or(|end| end > region) =>
         {
             Err(FrameError::Flag { offset, region_bytes: region })
         }

@@ -222,7 +222,7 @@ impl Wiring {
                 }
                 let region = handover.region();
                 let mapped = handover.exchange(epoch, &names, deadline)?;
-                let device = ShmDevice::new(Arc::clone(&region), &mapped, topology.rails());
+                let device = ShmDevice::new(rank, Arc::clone(&region), &mapped, topology.rails());
                 let parker = Arc::new(ShmParker::new(Arc::clone(&region)));
                 let parts = FabricParts {
                     rank,

@@ -1,1 +1,22 @@
 //! Ranks together: rendezvous, collectives, beacons, patience, verdicts, recovery.
+
+pub mod beacon;
+pub mod collective;
+pub mod control;
+mod group;
+pub mod launch;
+mod member;
+pub mod patience;
+mod pulse;
+pub mod rendezvous;
+mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod verdict;
+mod watch;
+
+pub use fabric::auth;
+pub use group::{Group, Informant};
+pub use member::{CutRails, FormError, Member, MemberOptions, TransportChoice};
+pub use telemetry::{Telemetry, record_of};
+pub use watch::ControlWatch;

@@ -129,6 +129,10 @@ impl Link {
         count
     }
 
+    pub(super) fn working_rails(&self) -> usize {
+        self.rails.iter().filter(|rail| rail.fault.is_none()).count()
+    }
+
     pub(super) fn is_down(&self) -> bool {
         self.rails.iter().all(|rail| rail.fault.is_some())
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::chunk::ChunkError;
 use crate::device::{Device, Event, FlagWrite, RailFault, Span, Write};
-use crate::layout::{Channel, FIRST_VALUE, Flow, Layout};
+use crate::layout::{BEACON_BYTES, Channel, FIRST_VALUE, Flow, Layout};
 use crate::region::{OutOfRegion, Region};
 use crate::topology::{MAX_RAILS, Topology};
 
@@ -298,6 +298,33 @@ impl Endpoint {
         {
             self.pending += 1;
         }
+    }
+
+    /// Puts the first `len` bytes of this rank's beacon place into the same place at every
+    /// neighbour. They are not waited for, and lost where a rail is busy: another follows.
+    ///
+    /// # Errors
+    /// More bytes than the place has.
+    pub fn send_beacon(&mut self, bytes: &[u8]) -> Result<(), OutOfRegion> {
+        let offset = self.layout.beacon(self.rank);
+        let len = bytes.len() as u64;
+        if len > BEACON_BYTES {
+            return Err(OutOfRegion { offset, len, region: offset + BEACON_BYTES });
+        }
+        self.region.write(offset, bytes)?;
+        for (peer, link) in self.links.iter_mut().enumerate() {
+            if let Some(link) = link {
+                let write =
+                    Write { body: Span { offset, len }, to: offset, ..Write::default() };
+                link.submit(&mut *self.device, peer, 0, write, Owner::Credit);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rails to a neighbour that work.
+    pub fn working_rails(&self, peer: usize) -> usize {
+        self.links.get(peer).and_then(Option::as_ref).map_or(0, Link::working_rails)
     }
 
     /// Moves whatever can be moved, and answers whether anything was.

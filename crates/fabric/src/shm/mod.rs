@@ -17,12 +17,15 @@ use crate::bell::Bell;
 use crate::device::{Device, Event, Parker, PostError, Posted, RailFault, Wake, Write};
 use crate::layout::LINE_BYTES;
 use crate::region::Region;
+use crate::topology::MAX_RAILS;
 
 pub use handover::{Handover, HandoverError};
 
 /// Where the words of the worker's bell and of the progress thread's bell lie.
 const WORKER_ASLEEP: u64 = 0;
 const WORKER_RUNG: u64 = 4;
+/// Where peers say that they cut a rail: a bit for each rank and rail.
+const CUT_BITS: [u64; 2] = [8, 12];
 const PROGRESS_ASLEEP: u64 = LINE_BYTES;
 const PROGRESS_RUNG: u64 = LINE_BYTES + 4;
 
@@ -33,6 +36,7 @@ struct Peer {
 
 /// Shared memory as a [`Device`].
 pub struct ShmDevice {
+    rank: usize,
     own: Arc<Region>,
     peers: Vec<Option<Peer>>,
     events: Vec<Event>,
@@ -46,11 +50,11 @@ impl std::fmt::Debug for ShmDevice {
 
 impl ShmDevice {
     /// A device over the own region and the mapped ones of the neighbours, by rank.
-    pub fn new(own: Arc<Region>, neighbours: &[Option<Arc<Region>>], rails: usize) -> Self {
+    pub fn new(rank: usize, own: Arc<Region>, neighbours: &[Option<Arc<Region>>], rails: usize) -> Self {
         let peer =
             |region: &Arc<Region>| Peer { region: Arc::clone(region), rails: vec![true; rails] };
         let peers = neighbours.iter().map(|region| region.as_ref().map(peer)).collect();
-        Self { own, peers, events: Vec::new() }
+        Self { rank, own, peers, events: Vec::new() }
     }
 }
 
@@ -65,6 +69,7 @@ impl Device for ShmDevice {
             let region = &target.region;
             // Everything is checked before the first byte is written.
             region.pointer(write.to, write.len())?;
+            self.own.pointer(write.body.offset, write.body.len)?;
             if let Some(flag) = write.flag {
                 region.flag(flag.offset)?;
             }
@@ -85,38 +90,63 @@ impl Device for ShmDevice {
         match landed {
             Ok(()) => Ok(Posted::Done),
             Err(outside) => {
-                target_down(&mut self.peers, &mut self.events, peer, rail, outside.to_string());
+                self.fail(peer, rail, RailFault::BadFrame(outside.to_string()));
                 Err(PostError::Down)
             }
         }
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.notice_cuts();
         let moved = !self.events.is_empty();
         events.append(&mut self.events);
         moved
     }
 
     fn cut(&mut self, peer: usize, rail: usize) {
-        let Some(Some(target)) = self.peers.get_mut(peer) else { return };
-        if let Some(works) = target.rails.get_mut(rail).filter(|works| **works) {
-            *works = false;
-            self.events.push(Event::RailDown { peer, rail, fault: RailFault::Cut });
+        if !self.fail(peer, rail, RailFault::Cut) {
+            return;
+        }
+        // The other end learns it from its own region.
+        let Some(Some(target)) = self.peers.get(peer) else { return };
+        let (word, bit) = cut_bit(self.rank, rail);
+        if let Ok(word) = target.region.flag(word) {
+            word.fetch_or(bit, Ordering::Release);
         }
     }
 }
 
-fn target_down(
-    peers: &mut [Option<Peer>],
-    events: &mut Vec<Event>,
-    peer: usize,
-    rail: usize,
-    what: String,
-) {
-    if let Some(Some(target)) = peers.get_mut(peer) {
-        target.rails[rail] = false;
-        events.push(Event::RailDown { peer, rail, fault: RailFault::BadFrame(what) });
+impl ShmDevice {
+    /// Takes a rail out of service; false if it was already.
+    fn fail(&mut self, peer: usize, rail: usize, fault: RailFault) -> bool {
+        let Some(Some(target)) = self.peers.get_mut(peer) else { return false };
+        let Some(works) = target.rails.get_mut(rail).filter(|works| **works) else { return false };
+        *works = false;
+        self.events.push(Event::RailDown { peer, rail, fault });
+        true
     }
+
+    fn notice_cuts(&mut self) {
+        for word in CUT_BITS {
+            let bits = self.own.flag(word).map_or(0, |word| word.load(Ordering::Acquire));
+            if bits == 0 {
+                continue;
+            }
+            for peer in 0..self.peers.len() {
+                for rail in 0..MAX_RAILS {
+                    if cut_bit(peer, rail).0 == word && bits & cut_bit(peer, rail).1 != 0 {
+                        self.fail(peer, rail, RailFault::PeerClosed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The word and the bit in it that say that `rank` cut its end of a rail.
+fn cut_bit(rank: usize, rail: usize) -> (u64, u32) {
+    let index = rank * MAX_RAILS + rail;
+    (CUT_BITS[index / 32 % 2], 1 << (index % 32))
 }
 
 fn wake_all(word: &AtomicU32) {

@@ -218,7 +218,10 @@ impl Device for TcpDevice {
             }
         }
         self.looks = if received { 0 } else { self.looks.saturating_add(1) };
-        let acks = parker.take_acks_due() || self.looks == QUIET_LOOKS;
+        let acks = parker.take_acks_due() || self.looks >= QUIET_LOOKS;
+        if acks {
+            self.looks = 0;
+        }
         let mut owes = false;
         for peer in peers {
             for rail in 0..peer.rails.len() {

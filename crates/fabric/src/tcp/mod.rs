@@ -25,15 +25,21 @@
 
 mod connect;
 mod device;
+mod error;
 mod parker;
 mod receive;
 mod send;
 
-pub use connect::{ConnectError, PeerEndpoint, TcpSetup, connect};
+pub use connect::{PeerEndpoint, TcpSetup, connect};
 pub use device::TcpDevice;
+pub use error::ConnectError;
 pub use parker::TcpParker;
 
 #[cfg(test)]
 mod connect_tests;
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+mod measure_tests;
 #[cfg(test)]
 mod tests;

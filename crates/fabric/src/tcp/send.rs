@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
@@ -92,6 +93,9 @@ impl Sender {
         ack: bool,
     ) -> Result<bool, RailFault> {
         let mut moved = false;
+        if self.blocked && !has_room(socket) {
+            return Ok(false);
+        }
         self.blocked = false;
         loop {
             if self.frame.is_none() {
@@ -116,6 +120,13 @@ impl Sender {
             }
         }
     }
+}
+
+/// Whether a good part of the socket's buffer is free. Filling every byte as it becomes free would
+/// cut a stream into tiny packets. A connection that is over counts as free: sending says why.
+fn has_room(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+    !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
 /// The peer a frame is for.

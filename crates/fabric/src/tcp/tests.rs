@@ -1,24 +1,21 @@
-use std::io::Write as _;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::auth::Token;
-use crate::wire::{self, HEADER_BYTES, Header, Kind};
 use crate::{
     Device, Event, FIRST_NUMBER, FlagWrite, INBOX_WINDOW, Parker, PostError, Posted, RailFault,
     Region, Span, Write,
 };
-use std::sync::Arc;
 
 pub(super) const SECRET: &str = "a shared secret";
-const REGION_BYTES: u64 = 1 << 20;
-const EPOCH: u32 = 5;
+pub(super) const REGION_BYTES: u64 = 1 << 20;
+pub(super) const EPOCH: u32 = 5;
 /// Where flags lie; everything below is bytes.
-const FLAGS: u64 = REGION_BYTES - 4096;
+pub(super) const FLAGS: u64 = REGION_BYTES - 4096;
 
 pub(super) fn region() -> Arc<Region> {
     Arc::new(Region::private(REGION_BYTES).unwrap())
@@ -29,7 +26,7 @@ pub(super) fn setups(rails: usize, crc: bool) -> [TcpSetup; 2] {
     setups_over([region(), region()], rails, crc)
 }
 
-fn setups_over(regions: [Arc<Region>; 2], rails: usize, crc: bool) -> [TcpSetup; 2] {
+pub(super) fn setups_over(regions: [Arc<Region>; 2], rails: usize, crc: bool) -> [TcpSetup; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addresses = vec![listener.local_addr().unwrap(); rails];
     let mut listeners = vec![listener];
@@ -96,11 +93,11 @@ impl Ends {
     }
 }
 
-fn number(index: u32) -> u32 {
+pub(super) fn number(index: u32) -> u32 {
     FIRST_NUMBER.wrapping_add(index)
 }
 
-fn flag(index: u64, value: u32) -> Option<FlagWrite> {
+pub(super) fn flag(index: u64, value: u32) -> Option<FlagWrite> {
     Some(FlagWrite { offset: FLAGS + index * 64, value })
 }
 
@@ -108,7 +105,7 @@ fn is_done(event: &Event) -> bool {
     matches!(event, Event::Done { .. })
 }
 
-fn fault_of_rail(events: &[Event], wanted: usize) -> Option<&RailFault> {
+pub(super) fn fault_of_rail(events: &[Event], wanted: usize) -> Option<&RailFault> {
     events.iter().find_map(|event| match event {
         Event::RailDown { rail, fault, .. } if *rail == wanted => Some(fault),
         _ => None,
@@ -120,7 +117,7 @@ fn a_write_lands_whole_and_is_done_once() {
     for crc in [false, true] {
         let mut ends = Ends::new(1, crc);
         let body = Span { offset: 100, len: 500_001 };
-        let bytes: Vec<u8> = (0..body.len).map(|at| (at * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..body.len).map(|at| (at * 31 / 8) as u8).collect();
         ends.low_region.write(body.offset, &bytes).unwrap();
         let write = Write { body, to: 7, flag: flag(0, 9), number: number(0), ..Write::default() };
         assert_eq!(ends.low.post(1, 0, &write.with_head(b"head")), Ok(Posted::Pending));
@@ -325,126 +322,6 @@ fn a_flipped_bit_ends_the_rail_before_its_flag_and_the_write_goes_again() {
     }
 }
 
-/// A device whose peer is played by the test, over plain sockets.
-struct Played {
-    device: TcpDevice,
-    region: Arc<Region>,
-    sockets: Vec<TcpStream>,
-    events: Vec<Event>,
-}
-
-impl Played {
-    fn new(crc: bool) -> Self {
-        let region = region();
-        let parker = Arc::new(TcpParker::new().unwrap());
-        let shared = device::Shared { rank: 0, epoch: EPOCH, crc, region: Arc::clone(&region) };
-        let mut device = TcpDevice::new(shared, parker);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut sockets = Vec::new();
-        let mut theirs = Vec::new();
-        for _ in 0..2 {
-            sockets.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-            let accepted = listener.accept().unwrap().0;
-            accepted.set_nonblocking(true).unwrap();
-            theirs.push(OwnedFd::from(accepted));
-        }
-        device.add_peer(1, theirs, FIRST_NUMBER).unwrap();
-        Self { device, region, sockets, events: Vec::new() }
-    }
-
-    /// Sends bytes and lets the device look until it says something, or for a moment.
-    fn send(&mut self, rail: usize, bytes: &[u8]) {
-        self.sockets[rail].write_all(bytes).unwrap();
-        let limit = Instant::now() + Duration::from_millis(300);
-        while self.events.is_empty() && Instant::now() < limit {
-            self.device.poll(&mut self.events);
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; REGION_BYTES as usize];
-        self.region.read(0, &mut bytes).unwrap();
-        bytes
-    }
-}
-
-fn put(index: u32, to: u64, len: u32) -> Header {
-    Header { kind: Kind::Put, number: number(index), to, len, ..Header::ack(EPOCH, 1, 0, 0) }
-}
-
-fn framed(header: &Header, payload: &[u8]) -> Vec<u8> {
-    let mut frame = wire::encode(header, [payload], true).to_vec();
-    frame.extend(payload);
-    frame
-}
-
-#[test]
-fn bad_frames_end_the_rail_with_the_reason_and_write_nothing() {
-    let payload = [7; 64];
-    let good = put(0, 0, 64);
-    let cases: Vec<(Vec<u8>, &str)> = vec![
-        (b"GET / HTTP/1.1\r\nHost: somewhere.else\r\nAccept: everything\r\n\r\n".to_vec(), "magic"),
-        (framed(&Header { epoch: EPOCH - 1, ..good.clone() }, &payload), "epoch is 4"),
-        (framed(&Header { src: 2, ..good.clone() }, &payload), "source rank is 2"),
-        (framed(&Header { to: REGION_BYTES - 63, ..good.clone() }, &payload), "outside"),
-        (framed(&Header { to: u64::MAX, ..good.clone() }, &payload), "outside"),
-        (framed(&Header { flag: flag(64, 1), ..good.clone() }, &payload), "flag's offset"),
-        (framed(&Header { acked: 1, ..good.clone() }, &payload), "acknowledged"),
-        (framed(&put(INBOX_WINDOW, 0, 64), &payload), "within 1024"),
-        (framed(&Header { len: u32::MAX, ..good.clone() }, &payload), "length"),
-    ];
-    for (frame, reason) in cases {
-        let mut played = Played::new(true);
-        played.send(0, &frame);
-        let fault = fault_of_rail(&played.events, 0).unwrap_or_else(|| panic!("{reason}"));
-        assert!(
-            matches!(fault, RailFault::BadFrame(what) if what.contains(reason)),
-            "{reason}: {fault:?}"
-        );
-        if !reason.contains("acknowledged") {
-            assert!(played.bytes().iter().all(|&byte| byte == 0), "{reason}");
-        }
-    }
-}
-
-/// A first copy that comes late, whole or half, never lands over what the second one brought.
-#[test]
-fn bytes_of_a_failed_rail_never_land_after_the_write_came_again() {
-    let first = [1; 9000];
-    let second = [2; 9000];
-    let raised = |value| Header { flag: flag(0, value), ..put(0, 0, 9000) };
-    for had_come in [0, HEADER_BYTES + 100, HEADER_BYTES + 9000] {
-        let mut played = Played::new(true);
-        let old = framed(&raised(1), &first);
-        if had_come > 0 {
-            played.send(1, &old[..had_come]);
-        }
-        assert_eq!(played.events, []);
-        let landed = had_come == old.len();
-        // The rest is there and not seen yet when the new copy is: rails are looked at in order.
-        played.sockets[1].write_all(&old[had_come..]).unwrap();
-        let again = Header { rails_down: 2, ..raised(2) };
-        played.sockets[0].write_all(&framed(&again, &second)).unwrap();
-        let next = Header { rails_down: 2, flag: flag(1, 1), ..put(1, 20_000, 3) };
-        played.send(0, &framed(&next, b"end"));
-        let limit = Instant::now() + Duration::from_secs(5);
-        while played.region.flag(FLAGS + 64).unwrap().load(Ordering::Acquire) == 0 {
-            played.device.poll(&mut played.events);
-            assert!(Instant::now() < limit);
-        }
-        assert_eq!(fault_of_rail(&played.events, 1), Some(&RailFault::PeerClosed));
-        assert_eq!(played.events.len(), 1, "{:?}", played.events);
-        let value = played.region.flag(FLAGS).unwrap().load(Ordering::Acquire);
-        let bytes = &played.bytes()[..9000];
-        assert!(bytes.iter().all(|&byte| u32::from(byte) == value), "{had_come}: {value}");
-        assert_eq!(
-            value,
-            if landed { 1 } else { 2 },
-            "a write lands once, and half of one is none"
-        );
-    }
-}
-
 #[test]
 fn a_body_outside_the_own_region_is_refused() {
     let mut ends = Ends::new(1, true);
@@ -523,75 +400,4 @@ fn the_progress_thread_sleeps_while_the_worker_drives() {
     parker.wake_progress();
     assert!(sleeps(long) < long / 2);
     assert!(sleeps(short) >= short);
-}
-
-/// Not a test of anything: prints what a release build reaches on this machine.
-#[test]
-#[ignore = "a measurement; run it alone, in release"]
-fn latency_and_rate_over_loopback() {
-    let (low_region, high_region) = (Region::private(160 << 20), Region::private(160 << 20));
-    let regions = [Arc::new(low_region.unwrap()), Arc::new(high_region.unwrap())];
-    let rails = std::env::var("RAILS").map_or(1, |rails| rails.parse().unwrap());
-    let [low, high] = setups_over(regions.clone(), rails, false);
-    // Bytes of one write, rounds, and whether the second half goes back in answer or at once.
-    let sizes: [(u64, u32); 4] = [(8, 20_000), (48 << 10, 4000), (1 << 20, 300), (64 << 20, 8)];
-    let run = move |setup: TcpSetup, region: Arc<Region>| {
-        let rank = setup.rank;
-        let (mut device, _parker) = connect(setup).unwrap();
-        let raised = region.flag(0).unwrap();
-        let mut events = Vec::new();
-        let mut count = 0;
-        let mut number = FIRST_NUMBER;
-        for (len, rounds) in sizes {
-            for together in [false, true] {
-                let mut times = Vec::new();
-                for _ in 0..rounds {
-                    let started = Instant::now();
-                    count += 1;
-                    let body = Span { offset: 4096, len: len / rails as u64 };
-                    let mut wait = |device: &mut TcpDevice| {
-                        while (0..rails as u64).any(|rail| {
-                            region.flag(rail * 64).unwrap().load(Ordering::Acquire) < count
-                        }) {
-                            device.poll(&mut events);
-                        }
-                    };
-                    if rank == 1 && !together {
-                        wait(&mut device);
-                    }
-                    for rail in 0..rails {
-                        let flag = Some(FlagWrite { offset: rail as u64 * 64, value: count });
-                        let to = (80 << 20) + rail as u64 * body.len;
-                        let write = Write { body, to, flag, number, ..Write::default() };
-                        while device.post(1 - rank, rail, &write).is_err() {
-                            device.poll(&mut Vec::new());
-                        }
-                        number = number.wrapping_add(1);
-                    }
-                    if rank == 0 || together {
-                        wait(&mut device);
-                    }
-                    times.push(started.elapsed());
-                }
-                times.sort_unstable();
-                let p50 = times[times.len() / 2];
-                if rank == 0 {
-                    let one_way = if together { p50 } else { p50 / 2 };
-                    let rate = len as f64 / one_way.as_secs_f64() / 1e9;
-                    let what = if together { "exchange" } else { "one way" };
-                    println!("{rails} rails {len:>9} B {what}: p50 {one_way:?}, {rate:.2} GB/s");
-                }
-            }
-        }
-        // Whatever the other end still waits for.
-        let until = Instant::now() + Duration::from_millis(200);
-        while Instant::now() < until {
-            device.poll(&mut events);
-        }
-        assert!(raised.load(Ordering::Acquire) >= count);
-    };
-    let [low_region, high_region] = regions;
-    let other = thread::spawn(move || run(high, high_region));
-    run(low, low_region);
-    other.join().unwrap();
 }

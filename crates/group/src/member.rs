@@ -1,0 +1,484 @@
+//! A process that is a rank, from epoch to epoch.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fabric::auth::Token;
+use fabric::{
+    Cable, EndpointSettings, Fabric, OutOfRegion, Shape, Sizes, Topology, TopologyError, Transport,
+    Waiting, Wiring, WiringError, WiringSettings,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::beacon::{BeaconCell, Phase};
+use crate::collective::{Collectives, ScheduleTable};
+use crate::control::mesh::{Control, ControlError, ControlEvent, ControlOptions};
+use crate::group::Group;
+use crate::patience::{Patience, PatienceKey};
+use crate::pulse::Pulse;
+use crate::rendezvous::{self, Host, HostOptions, JoinError, JoinRequest, Joined, MemberInfo};
+use crate::telemetry::Telemetry;
+use crate::verdict::Verdict;
+use crate::watch::ControlWatch;
+
+/// Longest time for one round of wiring: connecting, and proving.
+const WIRING_LIMIT: Duration = Duration::from_secs(20);
+/// How often cables may turn out broken before forming is given up.
+const ROUNDS_MAX: usize = 8;
+/// The number before the first operation: close to the wrap, so that every run goes through it.
+const FIRST_SEQUENCE: u32 = u32::MAX - 31;
+
+/// What carries the bytes, or that the group may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory when all ranks run on one machine, else TCP.
+    Auto,
+    /// This one.
+    Only(Transport),
+}
+
+/// Everything a rank brings along.
+#[derive(Clone, Debug)]
+pub struct MemberOptions {
+    /// This rank.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub size: usize,
+    /// Where rank 0 hosts the rendezvous.
+    pub master: SocketAddr,
+    /// The group's secret.
+    pub token: Token,
+    /// Name of this machine.
+    pub host_name: String,
+    /// What tells this machine from others.
+    pub host_id: String,
+    /// Address of this machine that the others can reach.
+    pub address: IpAddr,
+    /// Addresses for data, one for each rail or one for all; empty: the address above.
+    pub data_addresses: Vec<IpAddr>,
+    /// How the machines are cabled.
+    pub shape: Shape,
+    /// Rails of each cable.
+    pub rails: usize,
+    /// What carries the bytes.
+    pub transport: TransportChoice,
+    /// Sizes of regions.
+    pub sizes: Sizes,
+    /// How puts are cut.
+    pub endpoint: EndpointSettings,
+    /// Whether frames carry checksums.
+    pub crc: bool,
+    /// How the worker waits.
+    pub waiting: Waiting,
+    /// Which schedule is used when.
+    pub table: ScheduleTable,
+    /// How long waits may last; can be changed while the group works.
+    pub patience: Arc<Patience>,
+    /// More that must be equal on all ranks, such as the model served.
+    pub config: BTreeMap<String, String>,
+}
+
+/// Why a group was not formed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormError {
+    /// The control plane did not start.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// Rank 0 cannot host the rendezvous.
+    #[error("rank 0 cannot host the rendezvous at {address}: {source}; is the port taken?")]
+    Host {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The rendezvous failed or refused.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// A region does not have its layout: a defect of this build.
+    #[error(transparent)]
+    Region(#[from] OutOfRegion),
+    /// The system refused a thread.
+    #[error("rank {rank} cannot start a thread: {source}")]
+    Thread {
+        /// This rank.
+        rank: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The cables that work do not join all ranks.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// Another rank cannot read or sent what cannot be read.
+    #[error("rank {rank} cannot read what rank {peer} said while the group formed")]
+    Unreadable {
+        /// This rank.
+        rank: usize,
+        /// The other one.
+        peer: usize,
+    },
+    /// Cables broke again and again.
+    #[error("rank {rank} gave up after {ROUNDS_MAX} rounds in which cables {broken} failed")]
+    Unstable {
+        /// This rank.
+        rank: usize,
+        /// The cables.
+        broken: String,
+    },
+    /// The own end of the fabric could not be made.
+    #[error(transparent)]
+    Wiring(#[from] WiringError),
+}
+
+impl FormError {
+    /// True when a restart of this process with the same settings cannot help.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Join(
+                JoinError::Refused { .. }
+                    | JoinError::WrongToken { .. }
+                    | JoinError::Protocol { .. }
+                    | JoinError::Request { .. }
+            ) | Self::Host { .. }
+                | Self::Topology(_)
+        )
+    }
+}
+
+/// What a rank says in a round of wiring.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Round {
+    blob: Vec<u8>,
+    broken: Vec<(usize, usize)>,
+}
+
+/// Rails that are cut on purpose and stay cut in later epochs: faults for tests.
+#[derive(Debug, Default)]
+pub struct CutRails(Mutex<Vec<(usize, usize)>>);
+
+impl CutRails {
+    /// Cuts a rail to a neighbour from now on.
+    pub fn cut(&self, peer: usize, rail: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((peer, rail));
+    }
+
+    /// Mends all rails, from the next epoch on.
+    pub fn mend(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn list(&self) -> Vec<(usize, usize)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+type VerdictHook = Arc<dyn Fn(&Arc<Verdict>) + Send + Sync>;
+
+/// A process that is a rank of a group.
+pub struct Member {
+    options: MemberOptions,
+    telemetry: Telemetry,
+    on_verdict: VerdictHook,
+    instance: [u64; 2],
+    last_epoch: Option<u32>,
+    host: Option<Host>,
+    cut_rails: Arc<CutRails>,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member")
+            .field("rank", &self.options.rank)
+            .field("last_epoch", &self.last_epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// A rank that has been in no group yet. `on_verdict` is called once for each failed epoch.
+    ///
+    /// # Errors
+    /// When the system gives no random bytes.
+    pub fn new(
+        options: MemberOptions,
+        telemetry: Telemetry,
+        on_verdict: impl Fn(&Arc<Verdict>) + Send + Sync + 'static,
+    ) -> Result<Self, fabric::auth::AuthError> {
+        Ok(Self {
+            instance: rendezvous::instance()?,
+            options,
+            telemetry,
+            on_verdict: Arc::new(on_verdict),
+            last_epoch: None,
+            host: None,
+            cut_rails: Arc::default(),
+        })
+    }
+
+    /// Rails that are cut on purpose.
+    pub fn cut_rails(&self) -> Arc<CutRails> {
+        Arc::clone(&self.cut_rails)
+    }
+
+    /// Meets the others and forms the next epoch: agrees on the configuration, connects, and
+    /// proves every rail. Waits for the others as long as the patience for `start` allows. The
+    /// group before must have been dropped.
+    ///
+    /// # Errors
+    /// See [`FormError`]; the same difference of configuration fails on every rank.
+    pub fn form(&mut self) -> Result<Group, FormError> {
+        let limit = self.options.patience.get(PatienceKey::Start);
+        let deadline = Instant::now() + limit;
+        if self.options.rank == 0 && self.host.is_none() {
+            let address = self.options.master;
+            let host = HostOptions {
+                listen: address,
+                token: self.options.token.clone(),
+                size: self.options.size,
+            };
+            let host = Host::start(host).map_err(|source| FormError::Host { address, source })?;
+            self.host = Some(host);
+        }
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut joined = rendezvous::join(&self.request(), left)?;
+            self.last_epoch = Some(joined.epoch);
+            match self.wire(&mut joined, deadline) {
+                Ok((fabric, transport)) => return self.assemble(joined, fabric, transport),
+                // Somebody left half-way; it is started again and everybody joins anew.
+                Err(FormError::Join(
+                    error @ (JoinError::MemberLeft { .. } | JoinError::Connection { .. }),
+                )) if Instant::now() < deadline => {
+                    tracing::info!(%error, "forming the group again");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn request(&self) -> JoinRequest {
+        let options = &self.options;
+        let mut config = options.config.clone();
+        let sizes = options.sizes.rounded();
+        for (key, value) in [
+            ("group.topology", options.shape.to_string()),
+            ("group.rails", options.rails.to_string()),
+            ("group.transport", format!("{:?}", options.transport)),
+            ("group.table", options.table.to_string()),
+            ("fabric.crc", options.crc.to_string()),
+            ("fabric.slot_bytes", sizes.slot_bytes.to_string()),
+            ("fabric.heap_bytes", sizes.heap_bytes.to_string()),
+            ("fabric.relay_chunk_bytes", sizes.relay_chunk_bytes.to_string()),
+            ("fabric.stripe_bytes_min", options.endpoint.stripe_bytes_min.to_string()),
+            ("railweave.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ] {
+            config.insert(key.to_owned(), value);
+        }
+        JoinRequest {
+            rank: options.rank,
+            size: options.size,
+            address: options.master,
+            token: options.token.clone(),
+            instance: self.instance,
+            last_epoch: self.last_epoch,
+            host_name: options.host_name.clone(),
+            host_id: options.host_id.clone(),
+            ip: options.address,
+            config,
+            blob: Vec::new(),
+        }
+    }
+
+    /// Connects and proves; cables that fail are left out, and all ranks try again without them.
+    fn wire(
+        &self,
+        joined: &mut Joined,
+        deadline: Instant,
+    ) -> Result<(Fabric, Transport), FormError> {
+        let options = &self.options;
+        let planned = Topology::new(options.shape, options.size, options.rails)?;
+        let transport = match options.transport {
+            TransportChoice::Only(transport) => transport,
+            TransportChoice::Auto if on_one_machine(&joined.members) => Transport::Shm,
+            TransportChoice::Auto => Transport::Tcp,
+        };
+        let mut broken: Vec<Cable> = Vec::new();
+        let mut own = self.cut_cables(&planned);
+        for _ in 0..ROUNDS_MAX {
+            let topology = Arc::new(planned.without(&broken)?);
+            let wiring = Wiring::prepare(
+                options.rank,
+                Arc::clone(&topology),
+                self.wiring_settings(transport),
+            )?;
+            let round = Round { blob: wiring.blob()?, broken: pairs(&own) };
+            let rounds = self.agree(joined, &round, deadline)?;
+            if merge(&mut broken, &rounds) {
+                continue;
+            }
+            let blobs: Vec<Vec<u8>> = rounds.into_iter().map(|round| round.blob).collect();
+            let limit = deadline.min(Instant::now() + WIRING_LIMIT);
+            let fabric = match wiring.connect(joined.epoch, &blobs, limit) {
+                Ok(fabric) => Some(fabric),
+                Err(error) => {
+                    let Some(peer) = error.broken_peer() else { return Err(error.into()) };
+                    tracing::warn!(%error, "a cable does not connect");
+                    own.push(Cable::between(options.rank, peer));
+                    None
+                }
+            };
+            // Nobody puts before all are connected.
+            let round = Round { blob: Vec::new(), broken: pairs(&own) };
+            if merge(&mut broken, &self.agree(joined, &round, deadline)?) {
+                continue;
+            }
+            let Some(fabric) = fabric else { continue };
+            for (peer, rail) in self.cut_rails.list() {
+                fabric.with_endpoint(|endpoint| endpoint.cut(peer, rail));
+            }
+            let patience = options.patience.get(PatienceKey::Wire);
+            let limit = deadline.min(Instant::now() + patience);
+            for rail in fabric.prove(joined.epoch, limit)? {
+                tracing::warn!(rail.peer, rail.rail, rail.why, "a rail failed its proof");
+            }
+            for peer in topology.neighbours(options.rank) {
+                if fabric.with_endpoint(|endpoint| endpoint.working_rails(peer)) == 0 {
+                    own.push(Cable::between(options.rank, peer));
+                }
+            }
+            let round = Round { blob: Vec::new(), broken: pairs(&own) };
+            if !merge(&mut broken, &self.agree(joined, &round, deadline)?) {
+                for cable in &broken {
+                    tracing::warn!(%cable, "a cable is out of use; its ranks are relayed");
+                }
+                return Ok((fabric, transport));
+            }
+        }
+        let broken = broken.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        Err(FormError::Unstable { rank: options.rank, broken })
+    }
+
+    fn cut_cables(&self, planned: &Topology) -> Vec<Cable> {
+        let cut = self.cut_rails.list();
+        planned
+            .neighbours(self.options.rank)
+            .filter(|&peer| (0..self.options.rails).all(|rail| cut.contains(&(peer, rail))))
+            .map(|peer| Cable::between(self.options.rank, peer))
+            .collect()
+    }
+
+    fn wiring_settings(&self, transport: Transport) -> WiringSettings {
+        let options = &self.options;
+        let addresses = if options.data_addresses.is_empty() {
+            vec![options.address]
+        } else {
+            options.data_addresses.clone()
+        };
+        WiringSettings {
+            transport,
+            sizes: options.sizes,
+            endpoint: options.endpoint,
+            crc: options.crc,
+            waiting: options.waiting,
+            addresses,
+            token: options.token.clone(),
+        }
+    }
+
+    fn agree(
+        &self,
+        joined: &mut Joined,
+        round: &Round,
+        deadline: Instant,
+    ) -> Result<Vec<Round>, FormError> {
+        let rank = self.options.rank;
+        let bytes =
+            serde_json::to_vec(round).map_err(|_| FormError::Unreadable { rank, peer: rank })?;
+        let limit = deadline.saturating_duration_since(Instant::now()).min(2 * WIRING_LIMIT);
+        let answers = joined.agree(&bytes, limit)?;
+        let parse = |(peer, bytes): (usize, &Vec<u8>)| {
+            serde_json::from_slice(bytes).map_err(|_| FormError::Unreadable { rank, peer })
+        };
+        answers.iter().enumerate().map(parse).collect()
+    }
+
+    fn assemble(
+        &self,
+        joined: Joined,
+        fabric: Fabric,
+        transport: Transport,
+    ) -> Result<Group, FormError> {
+        let rank = self.options.rank;
+        let Joined { epoch, members, streams, .. } = joined;
+        let fabric = Arc::new(fabric);
+        let beacon = Arc::new(BeaconCell::new(epoch));
+        let control = Arc::new(Control::start(ControlOptions {
+            epoch,
+            rank,
+            streams,
+            hosts: members.iter().map(|member| member.host_name.clone()).collect(),
+            patience: Arc::clone(&self.options.patience),
+            beacon: Arc::clone(&beacon),
+            events: Box::new(|event| match event {
+                ControlEvent::PeerClosed { rank, orderly, why } => {
+                    tracing::info!(peer = rank, orderly, why, "a control connection ended");
+                }
+                ControlEvent::PeerSlow { rank } => tracing::warn!(peer = rank, "reads too slowly"),
+                ControlEvent::Verdict(verdict) => tracing::warn!(%verdict, "the group stopped"),
+            }),
+        })?);
+        let (telemetry, hook) = (self.telemetry.clone(), Arc::clone(&self.on_verdict));
+        let woken = Arc::downgrade(&fabric);
+        control.on_verdict(move |verdict| {
+            if let Some(fabric) = woken.upgrade() {
+                fabric.wake();
+            }
+            telemetry.verdict(verdict);
+            hook(verdict);
+        });
+        let watch = ControlWatch::new(
+            rank,
+            Arc::clone(&control),
+            Arc::clone(&beacon),
+            Arc::clone(&self.options.patience),
+            self.telemetry.clone(),
+        );
+        watch.enter(Phase::Compute);
+        let collectives = Collectives::new(
+            Arc::clone(&fabric),
+            watch,
+            self.options.table,
+            FIRST_SEQUENCE,
+        );
+        let pulse = Pulse::start(fabric, Arc::clone(&control), beacon, self.telemetry.clone())
+            .map_err(|source| FormError::Thread { rank, source })?;
+        self.telemetry.formed(epoch, members.len());
+        let telemetry = self.telemetry.clone();
+        Ok(Group::new(pulse, collectives, control, epoch, transport, members, telemetry))
+    }
+}
+
+fn on_one_machine(members: &[MemberInfo]) -> bool {
+    members.windows(2).all(|pair| pair[0].host_id == pair[1].host_id)
+}
+
+fn pairs(cables: &[Cable]) -> Vec<(usize, usize)> {
+    cables.iter().map(|cable| cable.ends()).collect()
+}
+
+/// Adds what any rank found broken; true if something is new.
+fn merge(broken: &mut Vec<Cable>, rounds: &[Round]) -> bool {
+    let before = broken.len();
+    for &(a, b) in rounds.iter().flat_map(|round| &round.broken) {
+        let cable = Cable::between(a, b);
+        if !broken.contains(&cable) {
+            broken.push(cable);
+        }
+    }
+    broken.sort_unstable();
+    broken.len() > before
+}

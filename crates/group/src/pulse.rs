@@ -1,0 +1,154 @@
+//! The thread that looks after the fabric ten times a second: beacons through the fabric, rails
+//! that went down, relays that are stuck, byte counters.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fabric::{Fabric, MAX_RAILS, Notice, PathKind};
+
+use crate::beacon::{BEACON_BYTES, Beacon, BeaconCell};
+use crate::control::mesh::Control;
+use crate::control::view::LinkReport;
+use crate::telemetry::Telemetry;
+use crate::verdict::Reason;
+
+const EVERY: Duration = Duration::from_millis(100);
+
+/// The running thread; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pulse {
+    pub(crate) fn start(
+        fabric: Arc<Fabric>,
+        control: Arc<Control>,
+        beacon: Arc<BeaconCell>,
+        telemetry: Telemetry,
+    ) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let mut beat = Beat { fabric, control, beacon, telemetry, counted: [[0; MAX_RAILS]; 2] };
+        let thread = std::thread::Builder::new()
+            .name(format!("pulse-{}", beat.fabric.rank()))
+            .spawn(move || beat.run(&stopped))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Beat {
+    fabric: Arc<Fabric>,
+    control: Arc<Control>,
+    beacon: Arc<BeaconCell>,
+    telemetry: Telemetry,
+    counted: [[u64; MAX_RAILS]; 2],
+}
+
+impl Beat {
+    fn run(&mut self, stopped: &Receiver<()>) {
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(EVERY) {
+            self.fabric.poll_now();
+            self.tell_beacon();
+            self.hear_beacons();
+            self.pass_notices();
+            self.look_at_relays();
+            self.count_bytes();
+        }
+    }
+
+    /// A beacon and its checksum: shared memory may be read while it is written.
+    fn tell_beacon(&self) {
+        let beacon = self.beacon.heartbeat(self.control.now()).encode();
+        let mut bytes = [0; BEACON_BYTES + 4];
+        bytes[..BEACON_BYTES].copy_from_slice(&beacon);
+        bytes[BEACON_BYTES..].copy_from_slice(&crc32c::crc32c(&beacon).to_le_bytes());
+        if let Err(error) = self.fabric.look_at_endpoint(|endpoint| endpoint.send_beacon(&bytes)) {
+            tracing::warn!(%error, "the beacon could not be put");
+        }
+    }
+
+    fn hear_beacons(&self) {
+        for peer in self.fabric.topology().neighbours(self.fabric.rank()) {
+            let mut bytes = [0; BEACON_BYTES + 4];
+            let offset = self.fabric.layout().beacon(peer);
+            if self.fabric.region().read(offset, &mut bytes).is_err() {
+                continue;
+            }
+            let (beacon, sum) = bytes.split_at(BEACON_BYTES);
+            if *sum == crc32c::crc32c(beacon).to_le_bytes() {
+                if let Ok(beacon) = Beacon::decode(beacon) {
+                    self.control.fabric_beacon(peer, beacon);
+                }
+            }
+        }
+    }
+
+    fn pass_notices(&self) {
+        for notice in self.fabric.take_notices() {
+            match notice {
+                Notice::RailDown { peer, rail, fault } => {
+                    let left = self.fabric.look_at_endpoint(|endpoint| endpoint.working_rails(peer));
+                    self.telemetry.rail_down(peer, rail);
+                    let report = LinkReport {
+                        from: self.fabric.rank() as u8,
+                        to: peer as u8,
+                        rail: rail as u8,
+                        rails_left: left as u8,
+                        why: fault.to_string(),
+                    };
+                    tracing::warn!(peer, rail, left, why = report.why, "a rail went down");
+                    self.control.report_link(report.clone());
+                    if left == 0 {
+                        self.control.propose(Reason::LinkDown { report });
+                    }
+                }
+                // Told above with the last rail.
+                Notice::LinkDown(_) => {}
+                Notice::BadChunk(error) => {
+                    self.control.propose(Reason::Failed { what: error.to_string() });
+                }
+            }
+        }
+    }
+
+    fn look_at_relays(&self) {
+        let Some(backlog) = self.fabric.backlog() else { return };
+        let (src, dst) = backlog.flow.map_or((0, 0), |flow| (flow.src as u8, flow.dst as u8));
+        let chunks = u16::try_from(backlog.chunks).unwrap_or(u16::MAX);
+        self.beacon.set_relay_backlog(chunks, src, dst, backlog.passed as u32);
+        if let Some(metrics) = &self.telemetry.metrics {
+            metrics.relay_queue_depth(backlog.chunks.into());
+        }
+    }
+
+    fn count_bytes(&mut self) {
+        let Some(metrics) = &self.telemetry.metrics else { return };
+        let kinds = [
+            (PathKind::Direct, observe::PathKind::Direct),
+            (PathKind::Relayed, observe::PathKind::Relayed),
+        ];
+        for (row, (kind, word)) in kinds.into_iter().enumerate() {
+            for rail in 0..MAX_RAILS {
+                let total = self.fabric.counters().bytes(kind, rail);
+                let new = total.saturating_sub(self.counted[row][rail]);
+                if new > 0 {
+                    metrics.path_bytes(word, rail, new);
+                    self.counted[row][rail] = total;
+                }
+            }
+        }
+    }
+}
