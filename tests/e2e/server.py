@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-BINARY = Path(os.environ.get("RAILWEAVE_BINARY", TARGET / "release" / "railweave"))
+BINARY = Path(os.environ.get("E2E_BINARY", TARGET / "release" / "railweave"))
 START_LIMIT_S = 120.0
 
 
@@ -76,7 +76,7 @@ class Server:
         self.api = free_port()
         self.metrics = free_ports(ranks)
         self.home = tempfile.TemporaryDirectory(prefix="railweave-e2e-")
-        model = model or os.environ.get("RAILWEAVE_E2E_MODEL", "smollm2-135m")
+        model = model or os.environ.get("E2E_MODEL", "smollm2-135m")
         command = [
             str(BINARY), "serve", "--model", model, "--ranks", str(ranks),
             "--listen", f"127.0.0.1:{self.api}",

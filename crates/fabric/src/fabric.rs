@@ -8,9 +8,13 @@ use crate::bell::reached;
 use crate::buffer::Buffer;
 use crate::device::{Parker, Span};
 use crate::endpoint::{Backlog, Counters, Endpoint, FabricError, Notice, Put, fragments};
-use crate::layout::{Channel, LINE_BYTES, Layout};
+use crate::layout::{Channel, LINE_BYTES, Layout, SMALL_BYTES_MAX};
 use crate::region::{OutOfRegion, Region};
 use crate::topology::Topology;
+
+/// Looks of a wait that follow each other at once; later ones leave a moment to whatever shares
+/// the core.
+const LOOKS_WITHOUT_PAUSE: u32 = 64;
 
 /// How a worker waits before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,6 +248,19 @@ impl Fabric {
         Ok(true)
     }
 
+    /// Where the bytes of a put of an exchange lie in the region of `dst`: in the slot of `src`, or
+    /// beside their flag if they are few. Both ends derive it from the same values.
+    pub fn exchange_place(&self, src: usize, dst: usize, value: u32, len: u64) -> u64 {
+        if len <= SMALL_BYTES_MAX {
+            let lanes = self.topology.lanes(src, dst).len();
+            let mut fragments = fragments(len, value, lanes, self.stripe_bytes_min);
+            if let (Some(only), None) = (fragments.next(), fragments.next()) {
+                return self.layout.small_slot(src, only.lane, value);
+            }
+        }
+        self.layout.slot(src, value)
+    }
+
     /// The relays through which the missing fragments of a put would come, as a bit mask.
     pub fn missing_relays(&self, src: usize, channel: Channel, value: u32, len: u64) -> u32 {
         let lanes = self.topology.lanes(src, self.rank);
@@ -328,6 +345,10 @@ impl Fabric {
         if let Some(value) = ready() {
             return value;
         }
+        if !self.always_polls {
+            // Nothing arrives that the progress thread would have to see to, so nobody hands over.
+            return self.wait_inside(&mut ready);
+        }
         self.parker.worker_enters();
         let value = self.wait_inside(&mut ready);
         self.parker.worker_leaves();
@@ -351,7 +372,9 @@ impl Fabric {
             looks = looks.wrapping_add(1);
             // The clock costs more than a look.
             if !self.waiting.spin.is_zero() && looks % 32 != 0 {
-                std::hint::spin_loop();
+                if looks > LOOKS_WITHOUT_PAUSE {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();

@@ -78,6 +78,12 @@ pub enum Channel {
 /// the wrap, so that every run of some length goes through it.
 pub const FIRST_VALUE: u32 = u32::MAX - 63;
 
+/// A flag and what fills its line up to a multiple of eight.
+const FLAG_BYTES: u64 = 8;
+/// Most bytes that lie beside their flag: two places of this size share the flag's line.
+pub const SMALL_BYTES_MAX: u64 = 28;
+const _: () = assert!(FLAG_BYTES + 2 * SMALL_BYTES_MAX <= LINE_BYTES);
+
 /// One relayed flow: bytes from a source to a distant rank over one of their lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
@@ -240,6 +246,13 @@ impl Layout {
     /// The slot that `src` fills in exchanges with this parity.
     pub fn slot(&self, src: usize, sequence: u32) -> u64 {
         self.slots + (src as u64 * 2 + u64::from(sequence & 1)) * self.sizes.slot_bytes
+    }
+
+    /// Where at most [`SMALL_BYTES_MAX`] bytes of an exchange lie: behind their flag, in its own
+    /// cache line, so that a reader gets both at once.
+    pub fn small_slot(&self, src: usize, lane: usize, sequence: u32) -> u64 {
+        let place = FLAG_BYTES + u64::from(sequence & 1) * SMALL_BYTES_MAX;
+        self.flag(src, Channel::Exchange, lane) + place
     }
 
     /// The slot that the left neighbour fills in ring steps with this parity.

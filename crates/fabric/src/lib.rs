@@ -40,7 +40,7 @@ pub use fabric::{Fabric, FabricParts, HeapFull, Waiting};
 pub use inbox::{Arrival, FIRST_NUMBER, INBOX_WINDOW, Inbox};
 pub use layout::{
     BEACON_BYTES, Channel, FIRST_VALUE, Flow, LANES_MAX, LINE_BYTES, Layout, MAILBOX_DEPTH,
-    MAILBOX_HEAD_BYTES, Sizes,
+    MAILBOX_HEAD_BYTES, SMALL_BYTES_MAX, Sizes,
 };
 pub use proof::Unproven;
 pub use reduce::{ReduceError, Reduction, Scalar, Source, Target, reduce};

@@ -4,6 +4,8 @@
 //! rank computes the same bits. 16-bit floats are combined in 32 bits and rounded once.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -217,38 +219,47 @@ unsafe fn run(scalar: Scalar, how: Reduction, job: &Job<'_>) {
 /// # Safety
 /// As [`dispatch`], for elements of type `T`.
 #[inline(always)]
-unsafe fn direct<T: Copy + Default>(job: &Job<'_>, combine: impl Fn(T, T) -> T) {
-    let mut sums = [T::default(); BLOCK];
+unsafe fn direct<T: Copy>(job: &Job<'_>, combine: impl Fn(T, T) -> T) {
+    // Not set to anything first: for a few elements that would cost more than the work.
+    let mut sums = [const { MaybeUninit::<T>::uninit() }; BLOCK];
+    let sums = sums.as_mut_ptr().cast::<T>();
     let mut start = 0;
     while start < job.count {
         let many = BLOCK.min(job.count - start);
-        // SAFETY: `start + many <= count`, which every pointer is good for; `sums` has `many`
-        // elements. A target may be one of the sources: this block of it was read already.
+        // SAFETY: `start + many <= count`, which every pointer is good for; `sums` has room for
+        // `many` elements, which are written before they are read. A target may be one of the
+        // sources: this block of it was read already.
         unsafe {
             let at = |pointer: *const u8| pointer.cast::<T>().add(start);
-            let sums = &mut sums[..many];
             let first = at(job.from[0]);
             match job.from {
                 [_, second] => {
                     let second = at(*second);
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = combine(first.add(i).read(), second.add(i).read());
+                    for i in 0..many {
+                        sums.add(i).write(combine(first.add(i).read(), second.add(i).read()));
+                    }
+                }
+                [_, second, third, fourth] => {
+                    let (second, third, fourth) = (at(*second), at(*third), at(*fourth));
+                    for i in 0..many {
+                        let pair = combine(first.add(i).read(), second.add(i).read());
+                        let three = combine(pair, third.add(i).read());
+                        sums.add(i).write(combine(three, fourth.add(i).read()));
                     }
                 }
                 [_, rest @ ..] => {
-                    std::ptr::copy_nonoverlapping(first, sums.as_mut_ptr(), many);
+                    std::ptr::copy_nonoverlapping(first, sums, many);
                     for source in rest {
                         let source = at(*source);
-                        for (i, sum) in sums.iter_mut().enumerate() {
-                            *sum = combine(*sum, source.add(i).read());
+                        for i in 0..many {
+                            sums.add(i).write(combine(sums.add(i).read(), source.add(i).read()));
                         }
                     }
                 }
                 [] => return,
             }
             for target in job.to {
-                let target = target.cast::<T>().add(start);
-                std::ptr::copy_nonoverlapping(sums.as_ptr(), target, many);
+                std::ptr::copy_nonoverlapping(sums, target.cast::<T>().add(start), many);
             }
         }
         start += many;

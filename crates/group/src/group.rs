@@ -9,9 +9,7 @@ use std::time::Instant;
 use fabric::{Buffer, Element, Fabric, Reduction, Transport, bytes_of, bytes_of_mut};
 
 use crate::beacon::Phase;
-use crate::collective::{
-    CollectiveError, Collectives, Data, Operation, Schedule, ScheduleTable,
-};
+use crate::collective::{CollectiveError, Collectives, Data, Operation, Schedule, ScheduleTable};
 use crate::control::mesh::Control;
 use crate::control::view::{ClusterView, SupervisorNote};
 use crate::pulse::Pulse;
@@ -19,6 +17,10 @@ use crate::rendezvous::MemberInfo;
 use crate::telemetry::Telemetry;
 use crate::verdict::{Reason, Verdict};
 use crate::watch::ControlWatch;
+
+/// Largest operation whose time is taken from the first look after its bytes were sent on: what
+/// comes before is shorter than the metrics can tell.
+const CLOCK_LATER_BYTES_MAX: u64 = 256;
 
 /// The ranks of one epoch, as one of them has it.
 ///
@@ -29,6 +31,7 @@ pub struct Group {
     // Dropped in this order: the thread that uses the parts below ends first.
     _pulse: Pulse,
     collectives: Collectives<ControlWatch>,
+    fabric: Arc<Fabric>,
     control: Arc<Control>,
     epoch: u32,
     transport: Transport,
@@ -47,7 +50,17 @@ impl Group {
         members: Vec<MemberInfo>,
         telemetry: Telemetry,
     ) -> Self {
-        Self { _pulse: pulse, collectives, control, epoch, transport, members, telemetry, interrupted: Arc::default() }
+        Self {
+            _pulse: pulse,
+            fabric: Arc::clone(collectives.fabric()),
+            collectives,
+            control,
+            epoch,
+            transport,
+            members,
+            telemetry,
+            interrupted: Arc::default(),
+        }
     }
 
     /// This rank.
@@ -77,7 +90,7 @@ impl Group {
 
     /// The bytes below.
     pub fn fabric(&self) -> &Arc<Fabric> {
-        self.collectives.fabric()
+        &self.fabric
     }
 
     /// What this rank knows of all ranks.
@@ -283,16 +296,17 @@ impl Group {
         bytes: u64,
         run: impl AsyncFnOnce(&'a mut Collectives<ControlWatch>) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let fabric = Arc::clone(self.collectives.fabric());
-        let telemetry = &self.telemetry;
+        let (fabric, telemetry) = (&self.fabric, &self.telemetry);
         let (epoch, sequence) = (self.epoch, self.collectives.sequence().wrapping_add(1));
-        let begun = Instant::now();
+        // Few bytes are on their way sooner than a clock is read, so it is read while they are.
+        let mut begun = (bytes > CLOCK_LATER_BYTES_MAX).then(Instant::now);
         let (control, interrupted) = (&self.control, &self.interrupted);
         let mut running = pin!(run(&mut self.collectives));
         let mut context = Context::from_waker(Waker::noop());
         let result = fabric.wait(|| match running.as_mut().poll(&mut context) {
             Poll::Ready(result) => Some(result),
             Poll::Pending => {
+                begun.get_or_insert_with(Instant::now);
                 interrupted.load(Ordering::Relaxed).then_some(Err(CollectiveError::Interrupted))
             }
         });
@@ -301,7 +315,8 @@ impl Group {
             Err(CollectiveError::Fabric(error)) => Err(stop(control, &error)),
             other => other,
         };
-        let took = (begun, Instant::now());
+        let ended = Instant::now();
+        let took = (begun.unwrap_or(ended), ended);
         telemetry.collective(operation, schedule, bytes, (epoch, sequence), took, result.is_ok());
         result
     }

@@ -448,12 +448,8 @@ impl Member {
             self.telemetry.clone(),
         );
         watch.enter(Phase::Compute);
-        let collectives = Collectives::new(
-            Arc::clone(&fabric),
-            watch,
-            self.options.table,
-            FIRST_SEQUENCE,
-        );
+        let collectives =
+            Collectives::new(Arc::clone(&fabric), watch, self.options.table, FIRST_SEQUENCE);
         let pulse = Pulse::start(fabric, Arc::clone(&control), beacon, self.telemetry.clone())
             .map_err(|source| FormError::Thread { rank, source })?;
         self.telemetry.formed(epoch, members.len());

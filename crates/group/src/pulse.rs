@@ -100,7 +100,8 @@ impl Beat {
         for notice in self.fabric.take_notices() {
             match notice {
                 Notice::RailDown { peer, rail, fault } => {
-                    let left = self.fabric.look_at_endpoint(|endpoint| endpoint.working_rails(peer));
+                    let left =
+                        self.fabric.look_at_endpoint(|endpoint| endpoint.working_rails(peer));
                     self.telemetry.rail_down(peer, rail);
                     let report = LinkReport {
                         from: self.fabric.rank() as u8,

@@ -144,7 +144,8 @@ impl From<&Cause> for observe::Cause {
     fn from(cause: &Cause) -> Self {
         match cause {
             Cause::PeerDead => Self::PeerDead,
-            Cause::PeerSilent | Cause::PeerStalled { .. } => Self::PeerStalled,
+            Cause::PeerSilent => Self::PeerSilent,
+            Cause::PeerStalled { .. } => Self::PeerStalled,
             Cause::PathBroken { .. } => Self::PathBroken,
             Cause::ConfigurationDiffers { .. } => Self::ConfigurationDiffers,
             Cause::OutOfCapacity => Self::OutOfCapacity,

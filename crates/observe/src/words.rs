@@ -128,6 +128,8 @@ words! {
     Cause {
         /// The peer's process or host is gone.
         PeerDead = "peer-dead",
+        /// No heartbeat comes from the peer: its process or host is stopped.
+        PeerSilent = "peer-silent",
         /// The peer lives but does not move on.
         PeerStalled = "peer-stalled",
         /// The peer moves, its bytes do not arrive.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command, Parser, Subcommand, ValueHint};
 
-use crate::commands::{ask, config, rank, serve, set, status};
+use crate::commands::{ask, bench, config, explain, rank, serve, set, status, tune};
 use crate::process::RankBody;
 use crate::settings::{Effective, KEYS, Key, Layers, SettingsError, Valid};
 
@@ -48,7 +48,7 @@ enum Action {
     Config(config::ConfigArgs),
     /// Change a setting of a running server
     #[command(after_help = "Examples:\n  railweave set patience.compute=20s\n  \
-        railweave set log=debug --rank 2")]
+        railweave set patience.wire=10s --rank 2")]
     Set(set::SetArgs),
     /// Print what every rank of a running server is doing
     #[command(after_help = "Examples:\n  railweave status\n  railweave status --json --wait 60s")]
@@ -56,9 +56,23 @@ enum Action {
     /// Ask a running server one question
     #[command(after_help = "Example:\n  railweave ask \"What is the capital of France?\"")]
     Ask(ask::AskArgs),
+    /// Measure collectives between ranks of this machine
+    #[command(after_help = "Examples:\n  railweave bench allreduce --ranks 2\n  \
+        railweave bench allreduce --ranks 4 --transport tcp --topology ring --sizes 8,48KiB --plain")]
+    Bench(bench::BenchArgs),
+    /// Measure every schedule and print the table that follows
+    #[command(after_help = "Examples:\n  railweave tune --ranks 4\n  \
+        railweave tune --ranks 4 --transport tcp --plain --json")]
+    Tune(tune::TuneArgs),
+    /// Merge the ranks' flight records into one time line
+    #[command(after_help = "Example:\n  railweave explain ~/.local/state/railweave/flight")]
+    Explain(explain::ExplainArgs),
     /// Be one rank of a supervisor
     #[command(hide = true)]
     Rank(rank::RankArgs),
+    /// Be one rank of a measurement
+    #[command(hide = true)]
+    BenchRank,
 }
 
 /// Runs a command line; `body` is the work of a rank. Prints what goes wrong, and returns the exit code.
@@ -79,7 +93,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, body: RankBody) -> Exi
         Action::Set(args) => set::run(args),
         Action::Status(args) => status::run(args),
         Action::Ask(args) => ask::run(args),
+        Action::Bench(args) => bench::run(&args),
+        Action::Tune(args) => tune::run(&args),
+        Action::Explain(args) => explain::run(&args),
         Action::Rank(args) => rank::run(&args, body),
+        Action::BenchRank => bench::run_rank(),
     };
     result.unwrap_or_else(|error| {
         eprintln!("railweave: {error}");

@@ -133,12 +133,54 @@ impl Lane {
         self.queue.push_back(transfer);
     }
 
+    /// The neighbour and rail of a lane that has nothing queued and needs no credit.
+    fn open_way(&self) -> Option<(usize, usize)> {
+        match self.way {
+            Way::Direct { peer, rail } if self.queue.is_empty() => Some((peer, rail)),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_waiting(&self) -> bool {
         !self.queue.is_empty()
+    }
+
+    /// The rank its oldest transfer goes to next; none if it has none.
+    pub(super) fn waits_for(&self) -> Option<usize> {
+        self.queue.front().map(|_| match &self.way {
+            Way::Direct { peer, .. } => *peer,
+            Way::Relayed(hop) => hop.relay,
+        })
     }
 }
 
 impl Endpoint {
+    /// Sends a fragment without queueing it, if it goes in one write to a neighbour that takes it
+    /// now. Where it does not, nothing was sent.
+    pub(super) fn post_at_once(
+        &mut self,
+        dst: usize,
+        lane: usize,
+        src: Span,
+        to: u64,
+        flag: FlagWrite,
+    ) -> bool {
+        let Some((peer, rail)) = self.lanes[dst][lane].open_way() else { return false };
+        let Some(link) = &mut self.links[peer] else { return false };
+        if src.len > self.settings.write_bytes_max {
+            return false;
+        }
+        let write = Write { body: src, to, flag: Some(flag), ..Write::default() };
+        let (submitted, rail) = link.submit(&mut *self.device, peer, rail, write, Owner::Put);
+        match submitted {
+            Submitted::Full | Submitted::Down => return false,
+            Submitted::Pending => self.pending += 1,
+            Submitted::Done => {}
+        }
+        self.counters.add_bytes(PathKind::Direct, rail, src.len);
+        true
+    }
+
     /// Sends what the lane's queue pair and credits allow. Answers whether anything was sent.
     pub(super) fn pump(&mut self, dst: usize, lane: usize) -> Result<bool, FabricError> {
         let mut moved = false;

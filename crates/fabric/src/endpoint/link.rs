@@ -101,6 +101,12 @@ impl Link {
         true
     }
 
+    /// True while puts of this rank are on their way.
+    pub(super) fn has_puts(&self) -> bool {
+        let outstanding = self.rails.iter().flat_map(|rail| &rail.outstanding);
+        outstanding.chain(&self.reposts).any(|(_, owner)| *owner == Owner::Put)
+    }
+
     pub(super) fn has_reposts(&self) -> bool {
         !self.reposts.is_empty()
     }

@@ -155,6 +155,8 @@ pub struct Backlog {
     pub chunks: u32,
     /// The flow of the first of them.
     pub flow: Option<Flow>,
+    /// How many more wait only because the way on is shut: this rank is not to blame for them.
+    pub blocked: u32,
     /// Changes whenever one is passed on: a backlog that stays while this stays is stuck.
     pub passed: u64,
 }
@@ -267,11 +269,11 @@ impl Endpoint {
                 value: put.value,
             };
             let src = Span { offset: put.src.offset + fragment.start, len: fragment.len };
-            self.lanes[put.dst][fragment.lane].push(Transfer::new(
-                src,
-                put.to + fragment.start,
-                flag,
-            ));
+            let to = put.to + fragment.start;
+            if self.post_at_once(put.dst, fragment.lane, src, to, flag) {
+                continue;
+            }
+            self.lanes[put.dst][fragment.lane].push(Transfer::new(src, to, flag));
             self.pending += 1;
             self.pump(put.dst, fragment.lane)?;
         }
@@ -314,8 +316,7 @@ impl Endpoint {
         self.region.write(offset, bytes)?;
         for (peer, link) in self.links.iter_mut().enumerate() {
             if let Some(link) = link {
-                let write =
-                    Write { body: Span { offset, len }, to: offset, ..Write::default() };
+                let write = Write { body: Span { offset, len }, to: offset, ..Write::default() };
                 link.submit(&mut *self.device, peer, 0, write, Owner::Credit);
             }
         }
@@ -365,6 +366,16 @@ impl Endpoint {
         self.pending == 0
     }
 
+    /// The neighbours, a bit each, that the puts which have not left wait for.
+    pub fn undrained(&self) -> u32 {
+        let outstanding =
+            self.links.iter().enumerate().filter_map(|(peer, link)| {
+                link.as_ref().is_some_and(Link::has_puts).then_some(peer)
+            });
+        let queued = self.lanes.iter().flatten().filter_map(Lane::waits_for);
+        outstanding.chain(queued).fold(0, |mask, peer| mask | 1 << peer)
+    }
+
     /// True when something waits that only [`progress`](Self::progress) moves, relays aside.
     pub fn has_work(&self) -> bool {
         self.pending > 0 || self.links.iter().flatten().any(Link::has_reposts)
@@ -381,7 +392,9 @@ impl Endpoint {
         for relay in &self.relays {
             backlog.passed += u64::from(relay.passed());
             let waiting = relay.waiting(&self.region);
-            if waiting > 0 {
+            if relay.is_blocked() {
+                backlog.blocked += waiting;
+            } else if waiting > 0 {
                 backlog.flow = backlog.flow.or(Some(relay.flow()));
                 backlog.chunks += waiting;
             }

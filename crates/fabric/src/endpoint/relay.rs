@@ -33,6 +33,8 @@ pub(super) struct Relay {
     done: u32,
     returned: u32,
     broken: bool,
+    /// At the last attempt the way on was shut: what waits here waits for a rank further on.
+    blocked: bool,
 }
 
 impl Relay {
@@ -52,11 +54,16 @@ impl Relay {
             done: FIRST_VALUE,
             returned: FIRST_VALUE,
             broken: false,
+            blocked: false,
         }
     }
 
     pub(super) fn flow(&self) -> Flow {
         self.flow
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
     }
 
     pub(super) fn passed(&self) -> u32 {
@@ -80,7 +87,9 @@ impl Endpoint {
         let mut moved = false;
         for index in 0..self.relays.len() {
             while self.relays[index].waiting(&self.region) > 0 && !self.relays[index].broken {
-                match self.relay_one(index) {
+                let passed = self.relay_one(index);
+                self.relays[index].blocked = passed == Ok(false);
+                match passed {
                     Ok(true) => moved = true,
                     Ok(false) => break,
                     Err(error) => {

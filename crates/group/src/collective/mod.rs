@@ -130,6 +130,8 @@ pub struct Collectives<W> {
     watch: W,
     rank: usize,
     size: usize,
+    /// True when every other rank's region can be read in place.
+    all_mapped: bool,
     table: ScheduleTable,
     /// The last operation.
     sequence: u32,
@@ -142,9 +144,11 @@ impl<W: Watch> Collectives<W> {
     /// The operations of the rank whose fabric this is. `first` is the sequence number before the
     /// first operation: the same on all ranks.
     pub fn new(fabric: Arc<Fabric>, watch: W, table: ScheduleTable, first: u32) -> Self {
+        let (rank, size) = (fabric.rank(), fabric.topology().ranks());
         Self {
-            rank: fabric.rank(),
-            size: fabric.topology().ranks(),
+            rank,
+            size,
+            all_mapped: (0..size).all(|peer| peer == rank || fabric.mapped(peer).is_some()),
             fabric,
             watch,
             table,

@@ -165,8 +165,8 @@ impl<W: Watch> Collectives<W> {
             .ok()
             .filter(|&length| length <= BROADCAST_BYTES_MAX)
             .ok_or_else(|| {
-                self.argument(format!("rank {root} announced a broadcast of {length} bytes"))
-            })?;
+            self.argument(format!("rank {root} announced a broadcast of {length} bytes"))
+        })?;
         if self.rank != root {
             bytes.clear();
             bytes.extend_from_slice(&content[..length.min(room)]);

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use fabric::{Region, Reduction, Scalar, Source, Span, Target, reduce};
+use fabric::{Reduction, Region, Scalar, Source, Span, Target, reduce};
 
 use super::exchange::Part;
 use super::{CollectiveError, Collectives, Operation, Schedule, Watch};
@@ -76,7 +76,7 @@ pub(super) fn chunks(len: u64, most: u64) -> impl Iterator<Item = Range<u64>> {
 impl<W: Watch> Collectives<W> {
     /// The schedule that [`all_reduce`](Self::all_reduce) uses for this vector.
     pub fn schedule_for(&self, data: &Data<'_>) -> Schedule {
-        let in_place = matches!(data, Data::Registered { .. }) && self.all_mapped();
+        let in_place = self.all_mapped && matches!(data, Data::Registered { .. });
         self.table.choose(data.len(), in_place)
     }
 
@@ -150,10 +150,6 @@ impl<W: Watch> Collectives<W> {
         Ok(())
     }
 
-    fn all_mapped(&self) -> bool {
-        (0..self.size).all(|peer| peer == self.rank || self.fabric.mapped(peer).is_some())
-    }
-
     fn copy_through(&self, data: &Data<'_>) -> Result<(), CollectiveError> {
         if let Data::Registered { input, output } = data {
             self.fabric.region().copy_to(*input, self.fabric.region(), output.offset)?;
@@ -161,12 +157,13 @@ impl<W: Watch> Collectives<W> {
         Ok(())
     }
 
-    /// Combines, in the order of ranks, what lies in the slots of an exchange and the own part.
-    fn combine_slots(
+    /// Combines, in the order of ranks, the own part and what came from the others, which lies
+    /// where `place` says.
+    fn combine(
         &self,
         scalar: Scalar,
         how: Reduction,
-        exchange: u32,
+        place: impl Fn(usize) -> u64,
         own: Span,
         target: &mut Target<'_>,
     ) -> Result<(), CollectiveError> {
@@ -174,8 +171,7 @@ impl<W: Watch> Collectives<W> {
         let mut sources = [Source { region, span: own }; fabric::MAX_RANKS];
         for (rank, source) in sources.iter_mut().enumerate().take(self.size) {
             if rank != self.rank {
-                let offset = self.fabric.layout().slot(rank, exchange);
-                source.span = Span { offset, len: own.len };
+                source.span = Span { offset: place(rank), len: own.len };
             }
         }
         Ok(reduce(scalar, how, &sources[..self.size], target)?)
@@ -189,12 +185,15 @@ impl<W: Watch> Collectives<W> {
         len: u64,
     ) -> Result<(), CollectiveError> {
         for part in chunks(len, self.slot_bytes()) {
-            let exchange = self.next_exchange();
-            let fabric = self.fabric.clone();
-            let staging = fabric.layout().staging(exchange);
-            let own = data.stage(fabric.region(), &part, staging)?;
-            let to = fabric.layout().slot(self.rank, exchange);
-            self.exchange(|_| Part { src: own, to }, |_| own.len).await?;
+            let (exchange, me) = (self.next_exchange(), self.rank);
+            let staging = self.fabric.layout().staging(exchange);
+            let own = data.stage(self.fabric.region(), &part, staging)?;
+            let mut to = [0; fabric::MAX_RANKS];
+            for (dst, to) in to.iter_mut().enumerate().take(self.size) {
+                *to = self.fabric.exchange_place(me, dst, exchange, own.len);
+            }
+            self.exchange(|dst| Part { src: own, to: to[dst] }, |_| own.len).await?;
+            let fabric = &*self.fabric;
             let places;
             let mut target = match data {
                 Data::Plain(bytes) => {
@@ -205,7 +204,8 @@ impl<W: Watch> Collectives<W> {
                     Target::Regions(&places)
                 }
             };
-            self.combine_slots(scalar, how, exchange, own, &mut target)?;
+            let place = |src| fabric.exchange_place(src, me, exchange, own.len);
+            self.combine(scalar, how, place, own, &mut target)?;
         }
         Ok(())
     }
@@ -237,7 +237,8 @@ impl<W: Watch> Collectives<W> {
                 }
             };
             let places = [(region, reduced.offset)];
-            self.combine_slots(scalar, how, first, mine, &mut Target::Regions(&places))?;
+            let place = |src| layout.slot(src, first);
+            self.combine(scalar, how, place, mine, &mut Target::Regions(&places))?;
 
             let second = self.next_exchange();
             let to = match data {
@@ -247,7 +248,8 @@ impl<W: Watch> Collectives<W> {
             self.exchange(|_| Part { src: reduced, to }, |src| piece(src).len).await?;
             if let Data::Plain(bytes) = data {
                 for index in 0..size {
-                    let from = if index == rank { reduced.offset } else { layout.slot(index, second) };
+                    let from =
+                        if index == rank { reduced.offset } else { layout.slot(index, second) };
                     let start = offset_of(index) as usize;
                     let end = start + piece(index).len as usize;
                     region.read(from, &mut bytes[start..end])?;
@@ -308,7 +310,8 @@ impl<W: Watch> Collectives<W> {
             self.exchange(|dst| Part { src: piece(dst), to }, |_| len).await?;
             let target = &mut output[part.start as usize..part.end as usize];
             let own = piece(self.rank);
-            self.combine_slots(scalar, how, exchange, own, &mut Target::Plain(target))?;
+            let place = |src| layout.slot(src, exchange);
+            self.combine(scalar, how, place, own, &mut Target::Plain(target))?;
         }
         Ok(())
     }

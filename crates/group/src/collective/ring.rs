@@ -107,8 +107,7 @@ impl<W: Watch> Collectives<W> {
         let left = (self.rank + self.size - 1) % self.size;
         self.ring.consumed = self.ring.consumed.wrapping_add(1);
         let value = self.ring.consumed;
-        let put =
-            Put { dst: left, src: Span::default(), to: 0, channel: Channel::RingAck, value };
+        let put = Put { dst: left, src: Span::default(), to: 0, channel: Channel::RingAck, value };
         Ok(self.fabric.put(&put)?)
     }
 }

@@ -54,12 +54,21 @@ impl Default for ScheduleTable {
 }
 
 impl ScheduleTable {
+    /// The built-in table of a group of this size. With two ranks the second exchange that reading
+    /// in place needs is cheap; with more it costs what a few kibibytes do.
+    pub fn for_ranks(ranks: usize) -> Self {
+        let mapped_bytes_min = if ranks <= 2 { 1 << 10 } else { 8 << 10 };
+        Self { mapped_bytes_min, ..Self::default() }
+    }
+
     /// The table that uses one schedule for everything, where it can be used.
     pub fn only(schedule: Schedule) -> Self {
         match schedule {
-            Schedule::OneShot => {
-                Self { one_shot_bytes_max: u64::MAX, mapped_bytes_min: u64::MAX, ring_bytes_min: None }
-            }
+            Schedule::OneShot => Self {
+                one_shot_bytes_max: u64::MAX,
+                mapped_bytes_min: u64::MAX,
+                ring_bytes_min: None,
+            },
             Schedule::TwoShot => {
                 Self { one_shot_bytes_max: 0, mapped_bytes_min: u64::MAX, ring_bytes_min: None }
             }
@@ -132,6 +141,8 @@ mod tests {
 
     #[test]
     fn sizes_choose_the_schedule() {
+        assert_eq!(ScheduleTable::for_ranks(2).choose(4096, true), Schedule::Mapped);
+        assert_eq!(ScheduleTable::for_ranks(4).choose(4096, true), Schedule::OneShot);
         let table = ScheduleTable::default();
         assert_eq!(table.choose(8, true), Schedule::OneShot);
         assert_eq!(table.choose(48 << 10, true), Schedule::Mapped);

@@ -161,9 +161,9 @@ impl Walk<'_> {
         let Some(beacon) = view.beacon else { return };
         let held = beacon.relay_backlog;
         let source = usize::from(held.source);
-        let mine =
-            usize::from(held.destination) == waiter.rank && waiter.waits_for.contains(source);
-        if held.chunks > 0 && mine {
+        // Whoever the chunk is from: a relay that passes nothing on returns no credits either, and what the waiter lacks
+        // may not have left its source for want of them.
+        if held.chunks > 0 && usize::from(held.destination) == waiter.rank {
             let since = view
                 .beacon_at
                 .saturating_sub(held.oldest_age)

@@ -1,6 +1,7 @@
 //! What must be true of regions and transport when an epoch is over.
 
 use fabric::Span;
+use fabric::sim::Fault;
 
 use super::Broken;
 use super::epoch::Epoch;
@@ -52,6 +53,10 @@ impl Epoch<'_> {
     /// Lets everything arrive that is on its way, and counts.
     pub(super) fn settle(&mut self) -> Result<(), Broken> {
         const STEPS_MAX: usize = 1_000_000;
+        for rank in self.ranks.iter_mut().filter(|rank| rank.frozen) {
+            rank.frozen = false;
+            self.world.inject(Fault::Thaw { rank: rank.rank });
+        }
         for _ in 0..STEPS_MAX {
             let stirred = self.world.take_stirred();
             for rank in self.ranks.iter().filter(|rank| !rank.is_still()) {
@@ -60,11 +65,11 @@ impl Epoch<'_> {
                 }
             }
             if !self.world.step() {
-                break;
+                let moved = self.ranks.iter().filter(|rank| !rank.is_still() && rank.pump());
+                if moved.count() == 0 {
+                    break;
+                }
             }
-        }
-        for rank in &self.ranks {
-            rank.pump();
         }
         let counters = self.world.counters();
         if counters.late_rejected != self.late_count {

@@ -12,7 +12,7 @@ use fabric::{Layout, Region, Topology};
 
 use super::Broken;
 use super::net::{ControlNet, Parcel};
-use super::plan::{GIVE_UP_AFTER, Mishap, SimPlan, Trouble};
+use super::plan::{DRAIN_WAITS_ARE_TOLD, GIVE_UP_AFTER, Mishap, SimPlan, Trouble};
 use super::program::Stop;
 use super::rank::{Common, SimRank};
 use super::seat::Seat;
@@ -140,14 +140,17 @@ impl<'a> Epoch<'a> {
                     let patience = plan.patience.get(crate::patience::PatienceKey::Compute);
                     computes[*step] = patience + Duration::from_millis(1500);
                 }
-                let seat =
-                    Rc::new(Seat::new(Rc::clone(&clock), setup.epoch, setup.completed[rank]));
+                let (clock, done) = (Rc::clone(&clock), setup.completed[rank]);
+                let seat = Rc::new(Seat::new(clock, setup.epoch, plan.first, done));
                 SimRank::new(&common, rank, &regions[rank], seat, computes)
             })
             .collect();
         let late_count = setup.late.len() as u64;
         story.tell(start, || {
-            format!("epoch {} begins at step {resume}; {late_count} late frames; {mishap:?}", setup.epoch)
+            format!(
+                "epoch {} begins at step {resume}; {late_count} late frames; {mishap:?}",
+                setup.epoch
+            )
         });
         world.deliver_late(setup.late, LATE_WITHIN);
         let mut epoch = Self {
@@ -356,7 +359,8 @@ impl<'a> Epoch<'a> {
         for output in out.drain(..) {
             match output {
                 Output::Send { to, message } => {
-                    let bytes = self.ranks[from].encode(&message).map_err(|what| ("EXACT", what))?;
+                    let bytes =
+                        self.ranks[from].encode(&message).map_err(|what| ("EXACT", what))?;
                     let (at, number) = self.net.send(now, from, to, Parcel::Frame(bytes));
                     self.schedule(at, Do::Arrive { from, to, number });
                 }
@@ -370,13 +374,19 @@ impl<'a> Epoch<'a> {
     fn adopt(&mut self, rank: usize, verdict: Arc<Verdict>) -> Result<(), Broken> {
         let now = self.now();
         self.story.tell(now, || {
-            format!("rank {rank} adopts: {verdict} (by rank {}) {:#?}", verdict.judged_by, verdict.evidence)
+            format!(
+                "rank {rank} adopts: {verdict} (by rank {}) {:#?}",
+                verdict.judged_by, verdict.evidence
+            )
         });
         let fired = self.mishap.as_ref().filter(|_| self.fault_at.is_some());
         let Some(mishap) = fired.filter(|mishap| self.plan.may_stop(mishap)) else {
             return Err((
                 "CAUSE",
-                format!("a verdict where nothing went wrong for longer than patience: {verdict}; {:?}", verdict.evidence),
+                format!(
+                    "a verdict where nothing went wrong for longer than patience: {verdict}; {:?}",
+                    verdict.evidence
+                ),
             ));
         };
         if !mishap.trouble.explains(&verdict) {
@@ -433,6 +443,11 @@ impl<'a> Epoch<'a> {
     fn check_wait(&mut self, rank: usize) -> Result<(), Broken> {
         let now = self.now();
         if self.wait_limit(rank).is_some_and(|limit| now > limit) {
+            let waits_for = self.ranks[rank].seat.beacon.snapshot(now).waits_for;
+            if !DRAIN_WAITS_ARE_TOLD && waits_for.is_empty() && self.fault_at.is_some() {
+                self.world.inject(Fault::Release);
+                return Ok(());
+            }
             return Err((
                 "BOUNDED",
                 format!("rank {rank} waits beyond patience and a second: {}", self.places()),
@@ -481,7 +496,10 @@ impl<'a> Epoch<'a> {
         let now = self.now();
         let Some(mishap) = self.mishap.clone() else { return Ok(()) };
         self.fault_at = Some(now);
-        self.story.tell(now, || format!("{:?}; {}", mishap.trouble, self.places()));
+        if self.story.is_kept() {
+            let places = self.places();
+            self.story.tell(now, || format!("{:?}; {places}", mishap.trouble));
+        }
         let rails = 0..self.plan.rails;
         match mishap.trouble {
             Trouble::Cut { a, b, rail } => self.world.inject(Fault::Cut { a, b, rail }),
@@ -577,10 +595,8 @@ impl<'a> Epoch<'a> {
         }
         let must_stop = self.mishap.as_ref().is_some_and(|mishap| self.plan.must_stop(mishap));
         let all = self.ranks.iter().filter(|rank| alive(rank)).fold(0, |all, r| all | 1 << r.rank);
-        let stopped = self
-            .ranks
-            .iter()
-            .any(|rank| matches!(rank.ended, Some(Err(Stop::Verdict(_)))));
+        let stopped =
+            self.ranks.iter().any(|rank| matches!(rank.ended, Some(Err(Stop::Verdict(_)))));
         if (must_stop || stopped || self.verdict.is_some()) && self.adopted & all != all {
             return Ok(None);
         }

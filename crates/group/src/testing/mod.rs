@@ -62,7 +62,11 @@ impl fmt::Display for Violation {
         for line in &self.story {
             writeln!(f, "{line}")?;
         }
-        writeln!(f, "seed {} breaks {} in epoch {}: {}", self.seed, self.invariant, self.epoch, self.what)?;
+        writeln!(
+            f,
+            "seed {} breaks {} in epoch {}: {}",
+            self.seed, self.invariant, self.epoch, self.what
+        )?;
         writeln!(f, "plan: {}", self.plan)?;
         write!(
             f,
@@ -146,8 +150,12 @@ impl SimGroup {
         let new_region =
             || Region::private(region_bytes).map(Arc::new).map_err(|error| set_up(&error));
         let mut regions = (0..plan.ranks).map(|_| new_region()).collect::<Result<Vec<_>, _>>()?;
-        let book =
-            Rc::new(Book::new(self.seed, plan.ranks, plan.sizes.slot_bytes as usize, plan.steps.clone()));
+        let book = Rc::new(Book::new(
+            self.seed,
+            plan.ranks,
+            plan.sizes.slot_bytes as usize,
+            plan.steps.clone(),
+        ));
         let clock = Rc::new(Cell::new(Duration::ZERO));
         let mut completed = vec![0; plan.ranks];
         let mut late: Vec<LateFrame> = Vec::new();
@@ -189,7 +197,8 @@ impl SimGroup {
             report.verdicts.push(verdict);
             late = frames;
             // What one rank lacks all repeat; the last step at least, so that the new epoch works.
-            let again = done.iter().copied().min().unwrap_or(0).min(plan.steps.len().saturating_sub(1));
+            let again =
+                done.iter().copied().min().unwrap_or(0).min(plan.steps.len().saturating_sub(1));
             completed = vec![again; plan.ranks];
             if let Some(trouble) = mishap.map(|mishap| mishap.trouble) {
                 if let Some(rank) = trouble.lost_rank() {

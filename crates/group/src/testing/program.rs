@@ -41,7 +41,9 @@ impl Program {
                 Err(Failure::Collective(CollectiveError::Stopped(verdict))) => {
                     return Err(Stop::Verdict(verdict));
                 }
-                Err(Failure::Collective(CollectiveError::Fabric(FabricError::LinkDown { .. }))) => {
+                Err(Failure::Collective(CollectiveError::Fabric(FabricError::LinkDown {
+                    ..
+                }))) => {
                     return Err(Stop::Verdict(self.seat.until_verdict().await));
                 }
                 Err(Failure::Collective(error)) => {
@@ -154,10 +156,8 @@ impl Program {
                 let len = input.len();
                 buffers[0].as_mut_slice::<u8>()[..len].copy_from_slice(input);
                 let span = |buffer: &Buffer| Span { len: len as u64, ..buffer.span() };
-                let data = Data::Registered {
-                    input: span(&buffers[0]),
-                    output: span(&buffers[apart]),
-                };
+                let data =
+                    Data::Registered { input: span(&buffers[0]), output: span(&buffers[apart]) };
                 self.group.all_reduce(*scalar, *how, data).await?;
                 Ok(buffers[apart].as_slice::<u8>()[..len].to_vec())
             }

@@ -8,9 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use fabric::sim::World;
-use fabric::{
-    Endpoint, Fabric, FabricParts, Layout, Notice, Parker, Region, Topology, Waiting,
-};
+use fabric::{Endpoint, Fabric, FabricParts, Layout, Notice, Parker, Region, Topology, Waiting};
 
 use super::net::Parcel;
 use super::plan::SimPlan;
@@ -20,7 +18,7 @@ use super::steps::Book;
 use crate::beacon::{BEACON_BYTES, Beacon};
 use crate::collective::Collectives;
 use crate::control::wire::{CONTROL, Message};
-use crate::control::{ControlCore, ControlState, LinkReport, Output};
+use crate::control::{ControlCore, LinkReport, Output};
 use crate::verdict::Reason;
 
 /// Polls of one turn; a rank that always finds something to move would never let time pass.
@@ -250,10 +248,5 @@ impl SimRank {
         let own = self.seat.beacon.snapshot(now);
         self.core.tick(now, own, &self.plan_patience, out);
         self.core.propose(now, reason, out);
-    }
-
-    /// Whether this rank still has a control connection to `peer`.
-    pub(super) fn is_connected(&self, peer: usize) -> bool {
-        self.core.view().ranks[peer].control == ControlState::Connected
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::beacon::{BeaconCell, Phase};
+use crate::beacon::{BeaconCell, Phase, operation};
 use crate::collective::{Operation, Waits, Watch};
 use crate::verdict::Verdict;
 
@@ -33,10 +33,14 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn new(clock: Rc<Cell<Duration>>, epoch: u32, completed: usize) -> Self {
+    pub(super) fn new(clock: Rc<Cell<Duration>>, epoch: u32, first: u32, completed: usize) -> Self {
+        let beacon = BeaconCell::new(epoch);
+        // Whoever compares must not take a rank that has begun nothing for one that is ahead.
+        beacon.begin_operation(operation::NONE, first);
+        beacon.set_phase(Phase::Start);
         Self {
             clock,
-            beacon: BeaconCell::new(epoch),
+            beacon,
             verdict: RefCell::new(None),
             wake_at: Cell::new(None),
             started: Cell::new(completed),

@@ -96,7 +96,10 @@ fn size(rng: &mut Rng, most: usize) -> usize {
         0 => rng.index(2),
         1 => rng.index(most + 1),
         2 => most / 2 + rng.index(2),
-        _ => rng.index(1 + most.min(1 << (3 + rng.below(9)))),
+        _ => {
+            let magnitude = 1 << (3 + rng.below(9));
+            rng.index(1 + most.min(magnitude))
+        }
     }
 }
 
@@ -152,7 +155,11 @@ impl Book {
             Step::AllToAll { share } => bytes(&mut rng, share * self.ranks),
             Step::Barrier => Vec::new(),
             Step::Broadcast { root, len } | Step::BroadcastAny { root, len } => {
-                if *root == rank { bytes(&mut rng, *len) } else { Vec::new() }
+                if *root == rank {
+                    bytes(&mut rng, *len)
+                } else {
+                    Vec::new()
+                }
             }
             Step::AllReduce { scalar, count, .. } => numbers(&mut rng, *scalar, *count),
             Step::ReduceScatter { scalar, count, .. } => {
@@ -190,7 +197,8 @@ impl Book {
         let whole = self.slot_bytes * size;
         while out.len() < inputs[0].len() {
             let place = out.len();
-            let (part, within) = (whole.min(inputs[0].len() - place / whole * whole), place % whole);
+            let (part, within) =
+                (whole.min(inputs[0].len() - place / whole * whole), place % whole);
             let share = part.div_ceil(size).next_multiple_of(64);
             let first = within / share;
             let mut value = Number::read(scalar, &inputs[first][place..]);

@@ -16,6 +16,10 @@ impl Story {
         Self { kept, lines: std::collections::VecDeque::new() }
     }
 
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept
+    }
+
     pub(super) fn tell(&mut self, now: Duration, line: impl FnOnce() -> String) {
         if !self.kept {
             return;

@@ -46,8 +46,7 @@ pub struct Bed {
 
 impl Bed {
     pub fn new(transport: Transport, shape: Shape, ranks: usize) -> Self {
-        let sizes =
-            Sizes { slot_bytes: 16 << 10, heap_bytes: 1 << 20, relay_chunk_bytes: 2 << 10 };
+        let sizes = Sizes { slot_bytes: 16 << 10, heap_bytes: 1 << 20, relay_chunk_bytes: 2 << 10 };
         Self { transport, shape, ranks, rails: 2, sizes, crc: true }
     }
 
@@ -81,8 +80,7 @@ impl Bed {
             let unproven = fabric.prove(1, deadline).unwrap();
             assert!(unproven.is_empty(), "{unproven:?}");
             barrier.wait();
-            let watch =
-                Impatient { limit: Duration::from_secs(30), since: Mutex::new(None) };
+            let watch = Impatient { limit: Duration::from_secs(30), since: Mutex::new(None) };
             let fabric: Arc<Fabric> = Arc::new(fabric);
             let mut collectives = Collectives::new(fabric, watch, table, u32::MAX - 3);
             let result = work(&mut collectives);

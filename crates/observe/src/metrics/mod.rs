@@ -100,7 +100,7 @@ impl Metrics {
             live: Arc::new(Live::new(Instant::now())),
             collectives: std::iter::repeat_with(Histogram::default).take(COLLECTIVES).collect(),
             path_bytes: [const { [const { AtomicU64::new(0) }; MAX_RAILS + 1] }; 3],
-            stalls: [const { AtomicU64::new(0) }; 7],
+            stalls: [const { AtomicU64::new(0) }; Cause::ALL.len()],
             recoveries: AtomicU64::new(0),
             rail_downs: Mutex::default(),
             relay_queue: OptionalCell::default(),

@@ -1,12 +1,15 @@
 //! What each command does. A command returns an exit code, or an error that has one.
 
 pub mod ask;
+pub mod bench;
 pub mod config;
+pub mod explain;
 pub mod rank;
 pub mod reach;
 pub mod serve;
 pub mod set;
 pub mod status;
+pub mod tune;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;

@@ -1,11 +1,304 @@
-//! The work of one rank.
+//! The work of one rank: its part of the model, its place in the group, its HTTP.
 
+mod comm;
+mod host;
+mod routes;
+mod telling;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use engine::api::{Api, ApiKey, ApiSettings};
+use engine::model::{KvLimits, Model, ModelFile, Split};
+use engine::serving::{FaultHook, Lead, Limits, RequestQueue, follow};
+use engine::tokenizer::Tokenizer;
+use fabric::auth::Token;
+use fabric::{EndpointSettings, Sizes, Waiting};
+use group::patience::{Patience, PatienceKey, PatienceValues};
+use group::verdict::Verdict;
+use group::{Member, MemberOptions, Telemetry, TransportChoice};
+use observe::http::{Exposure, ServerHandle, ServerState};
+use observe::{Health, Identity, Metrics, Recorder, RecorderConfig};
+
+use crate::events::{Event, EventSink, Note};
 use crate::process::{RankError, RankLaunch};
+use crate::settings::{PatienceSettings, Settings, Spin, Topology, Transport};
+
+use comm::{Current, GroupCommunicator};
+use routes::{Controls, Faults};
+use telling::{Telling, verdict_event};
+
+/// How long an orderly end may take before the process ends without it.
+const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 /// The body of a rank's process.
 ///
 /// # Errors
-/// Always: this build has no engine to run.
-pub fn body(_launch: RankLaunch) -> Result<(), RankError> {
-    Err(RankError { source: "this build of railweave has no engine".into(), retry: false })
+/// Whatever keeps this rank from serving: a setting, a port, the model, the group.
+pub fn body(launch: RankLaunch) -> Result<(), RankError> {
+    let RankLaunch { settings, seat, model: found, events, notes, stop } = launch;
+    let (rank, size) = (seat.rank as usize, seat.ranks as usize);
+    observe::log::init(settings.log.parse().ok()).map_err(never)?;
+
+    let identity = Identity::new(seat.rank, host::name());
+    let metrics = Metrics::new(&identity);
+    let health = Health::new(identity.clone(), &metrics);
+    let recorder = Arc::new(Recorder::new(identity, RecorderConfig::default()));
+
+    let file = ModelFile::open(&found.path).map_err(never)?;
+    let patience = Arc::new(Patience::new(patience_values(&settings.patience)));
+    let serving = engine::serving::Settings::new(
+        settings.prefill_chunk_tokens as usize,
+        settings.max_concurrency as usize,
+    );
+    let faults = FaultHook::default();
+    let serving =
+        if settings.faults.enabled { serving.with_faults(faults.clone()) } else { serving };
+
+    let told = events.clone();
+    let telemetry = Telemetry {
+        metrics: Some(metrics.clone()),
+        health: Some(health.clone()),
+        recorder: Some(recorder),
+        flight_dir: Some(settings.flight_directory()),
+    };
+    let on_verdict = move |verdict: &Arc<Verdict>| told.send(&verdict_event(verdict));
+    let options = member_options(&settings, &seat, &file, &patience).map_err(never)?;
+    let member = Member::new(options, telemetry, on_verdict).map_err(never)?;
+
+    let current = Current::default();
+    let controls = Arc::new(Controls {
+        settings: Mutex::new(settings.clone()),
+        patience,
+        serving: serving.clone(),
+        events: events.clone(),
+        faults: settings.faults.enabled.then(|| Faults {
+            cut_rails: member.cut_rails(),
+            compute: faults,
+            current: current.clone(),
+        }),
+    });
+    let state = server_state(&settings, &metrics, &health);
+    let own = serve_at(settings.metrics_of_rank(seat.rank), state.clone(), routes::router(controls))?;
+
+    let limits = KvLimits {
+        slots: settings.max_concurrency as usize,
+        max_tokens_per_slot: match settings.context_tokens {
+            0 => usize::MAX,
+            tokens => tokens as usize,
+        },
+        // Ranks share the limit as they share the cache.
+        max_bytes: settings.kv_bytes.0 / size as u64,
+    };
+    let total_bytes = std::fs::metadata(&found.path).map_or(0, |data| data.len());
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = settings.threads_of_rank(cores, seat.local_ranks.unwrap_or(1));
+    let split = Split::of(file.config(), rank, size).map_err(never)?;
+    let mut model = Model::load(&file, split, limits, threads, &mut |done, total| {
+        let done_bytes = total_bytes * done as u64 / total.max(1) as u64;
+        events.send(&Event::Loading { done_bytes, total_bytes });
+    })
+    .map_err(never)?;
+
+    let stopping = Arc::new(AtomicBool::new(false));
+    let limits = Limits::of(&model);
+    let queue = Arc::new(RequestQueue::new(settings.queue_limit as usize, limits.request_tokens()));
+    stop_in_order(stop.clone(), &stopping, &queue, &events, &current)?;
+
+    events.send(&Event::Rendezvous { present: 1 });
+    let mut group = GroupCommunicator::form(
+        member,
+        (rank, size),
+        current.clone(),
+        Arc::clone(&stopping),
+        events.clone(),
+        health.clone(),
+    )
+    .map_err(|error| RankError { retry: !error.is_final(), source: Box::new(error) })?;
+    events.send(&Event::Proof { proven: 1, total: 1 });
+    pass_notes(notes, current)?;
+
+    let telling = Arc::new(Telling {
+        metrics: metrics.clone(),
+        health,
+        events: events.clone(),
+        epoch: Arc::new(AtomicU32::new(group.epoch())),
+        leads: rank == 0,
+        kv_token_bytes: settings.kv_bytes.0 / limits.kv_tokens.max(1) as u64,
+        kv_limit_bytes: settings.kv_bytes.0,
+        announced: AtomicBool::new(false),
+    });
+    let served = if rank == 0 {
+        metrics.serves_requests();
+        let vocabulary = Arc::new(Tokenizer::from_file(&file).map_err(never)?);
+        let key = settings.api_key.is_set().then(|| ApiKey::new(settings.api_key.reveal()));
+        let api = engine::api::router(Api {
+            model: found.name,
+            queue: Arc::clone(&queue),
+            vocabulary: vocabulary.clone(),
+            observer: telling.clone(),
+            settings: ApiSettings { key, ..ApiSettings::default() },
+        })
+        .fallback(engine::api::not_found);
+        let api = serve_at(settings.listen, state, api)?;
+        let address = api.address();
+        events.send(&Event::Listening { metrics: own.address(), api: Some(address) });
+        let lead =
+            Lead { queue: &queue, vocabulary, limits, settings: &serving, observer: &*telling };
+        let served = lead.run(&mut model, &mut group);
+        api.stop();
+        served
+    } else {
+        events.send(&Event::Listening { metrics: own.address(), api: None });
+        follow(&mut model, &mut group, &serving, &*telling)
+    };
+    drop(group);
+    own.stop();
+    served.map_err(|error| RankError { source: Box::new(error), retry: true })
+}
+
+/// A fault that starting the rank again does not cure.
+fn never(error: impl std::error::Error + Send + Sync + 'static) -> RankError {
+    RankError { source: Box::new(error), retry: false }
+}
+
+fn member_options(
+    settings: &Settings,
+    seat: &crate::launcher::Seat,
+    file: &ModelFile,
+    patience: &Arc<Patience>,
+) -> Result<MemberOptions, host::AddressError> {
+    let master = seat.master.as_deref().unwrap_or(&settings.master);
+    let master = host::resolve(master)?;
+    let address = host::own_address(&settings.address, master)?;
+    let mut config: BTreeMap<String, String> = settings
+        .shared_values()
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect();
+    config.insert("model.sha256".to_owned(), file.fingerprint().to_owned());
+    let local = seat.local_ranks.unwrap_or(1) as usize;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let mut waiting = Waiting::for_host(local, cores);
+    if let Spin::For(spin) = settings.fabric.spin {
+        waiting.spin = spin;
+    }
+    Ok(MemberOptions {
+        rank: seat.rank as usize,
+        size: seat.ranks as usize,
+        master,
+        token: token(settings)?,
+        host_name: host::name(),
+        host_id: host::id(),
+        address,
+        data_addresses: host::addresses(&settings.data_addresses)?,
+        shape: match settings.topology {
+            Topology::Ring => fabric::Shape::Ring,
+            Topology::Full => fabric::Shape::Full,
+            Topology::Path => fabric::Shape::Path,
+        },
+        rails: settings.rails as usize,
+        transport: match settings.transport {
+            Transport::Auto => TransportChoice::Auto,
+            Transport::Shm => TransportChoice::Only(fabric::Transport::Shm),
+            Transport::Tcp => TransportChoice::Only(fabric::Transport::Tcp),
+        },
+        sizes: Sizes {
+            slot_bytes: settings.fabric.slot_bytes.0,
+            heap_bytes: settings.fabric.heap_bytes.0,
+            relay_chunk_bytes: settings.fabric.relay_chunk_bytes.0,
+        },
+        endpoint: EndpointSettings::default(),
+        crc: settings.fabric.crc,
+        waiting,
+        table: settings.schedule_table.table(seat.ranks as usize),
+        patience: Arc::clone(patience),
+        config,
+    })
+}
+
+/// The group's secret; a rank alone needs none.
+fn token(settings: &Settings) -> Result<Token, host::AddressError> {
+    let made = if settings.token.is_set() {
+        Token::new(settings.token.reveal().as_bytes())
+    } else {
+        Token::random()
+    };
+    made.map_err(host::AddressError::Token)
+}
+
+fn patience_values(settings: &PatienceSettings) -> PatienceValues {
+    PatienceValues::default()
+        .with(PatienceKey::Start, settings.start)
+        .with(PatienceKey::Compute, settings.compute)
+        .with(PatienceKey::Rows, settings.rows)
+        .with(PatienceKey::Wire, settings.wire)
+        .with(PatienceKey::Relay, settings.relay)
+        .with(PatienceKey::Silent, settings.silent)
+}
+
+fn server_state(settings: &Settings, metrics: &Metrics, health: &Health) -> ServerState {
+    let mut state = ServerState::new(metrics.clone(), health.clone());
+    if settings.allow_remote {
+        state.exposure = Exposure::AnyAddress;
+    }
+    state
+}
+
+fn serve_at(
+    address: SocketAddr,
+    state: ServerState,
+    extra: axum::Router,
+) -> Result<ServerHandle, RankError> {
+    let listener = TcpListener::bind(address).map_err(|source| {
+        never(host::AddressError::Listen { address: address.to_string(), source })
+    })?;
+    observe::http::serve(listener, state, extra).map_err(never)
+}
+
+/// On the order to stop: no more requests, waits end, and where that does not help in time the
+/// process ends. Shared memory has no name and connections close with the process.
+fn stop_in_order(
+    stop: crate::process::Stop,
+    stopping: &Arc<AtomicBool>,
+    queue: &Arc<RequestQueue>,
+    events: &EventSink,
+    current: &Current,
+) -> Result<(), RankError> {
+    let (stopping, queue) = (Arc::clone(stopping), Arc::clone(queue));
+    let (events, current) = (events.clone(), current.clone());
+    let wait = move || {
+        while !stop.wait_timeout(Duration::from_secs(3600)) {}
+        stopping.store(true, Ordering::Relaxed);
+        queue.close();
+        current.with(|fabric, _| fabric.wake());
+        thread::sleep(STOP_LIMIT);
+        events.send(&Event::Stopped);
+        std::process::exit(0);
+    };
+    thread::Builder::new().name("stop".to_owned()).spawn(wait).map(drop).map_err(never)
+}
+
+/// What the supervisor says of other ranks becomes evidence.
+fn pass_notes(
+    notes: std::sync::mpsc::Receiver<Note>,
+    current: Current,
+) -> Result<(), RankError> {
+    let pass = move || {
+        for note in notes {
+            if let Note::Exited { rank, exit } = note {
+                let note = group::control::view::SupervisorNote {
+                    rank: u8::try_from(rank).unwrap_or(u8::MAX),
+                    ended: true,
+                    text: format!("its process ended: {exit}"),
+                };
+                current.with(|_, informant| informant.note(note));
+            }
+        }
+    };
+    thread::Builder::new().name("notes".to_owned()).spawn(pass).map(drop).map_err(never)
 }

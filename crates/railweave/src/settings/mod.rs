@@ -3,6 +3,7 @@
 mod error;
 mod file;
 mod layers;
+mod schedules;
 mod show;
 mod table;
 mod value;
@@ -15,6 +16,7 @@ use std::time::Duration;
 pub use error::{Place, SettingsError};
 pub use file::{from_handover, to_handover};
 pub use layers::{Layers, MAX_FILE_BYTES};
+pub use schedules::Schedules;
 pub use show::{CONFIG_SCHEMA, config_json, config_table};
 pub use table::{ENV_PREFIX, KEYS, Key, find};
 pub use value::{Bytes, Field, Secret, Spin, Valid, Word, nearest, show_bytes, show_time};
@@ -112,7 +114,10 @@ pub struct Settings {
     pub metrics_listen: SocketAddr,
     pub token: Secret,
     pub master: String,
+    pub address: String,
+    pub data_addresses: String,
     pub rails: u32,
+    pub schedule_table: Schedules,
     pub fabric: FabricSettings,
     pub patience: PatienceSettings,
     pub flight_dir: String,
@@ -143,7 +148,10 @@ impl Default for Settings {
             metrics_listen: nowhere,
             token: Secret::default(),
             master: String::new(),
+            address: String::new(),
+            data_addresses: String::new(),
             rails: 0,
+            schedule_table: Schedules::default(),
             fabric: FabricSettings::default(),
             patience: PatienceSettings::default(),
             flight_dir: String::new(),

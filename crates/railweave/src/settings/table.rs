@@ -120,11 +120,11 @@ keys! {
         "Allow addresses other than loopback; they then need api_key";
     "api_key" = "", Valid::Text(0, 512), SECRET, api_key,
         "Key that clients must send as a bearer token";
-    "prefill_chunk" = "512", Valid::Number(1, 65_536), SHARED | LIVE, prefill_chunk_tokens,
+    "prefill_chunk" = "512", Valid::Number(1, 65_536), LIVE, prefill_chunk_tokens,
         "Most prompt tokens worked on in one step";
     "max_concurrency" = "32", Valid::Number(1, 1024), SHARED, max_concurrency,
         "Most requests generated at the same time";
-    "queue_limit" = "256", Valid::Number(0, 65_536), LIVE, queue_limit,
+    "queue_limit" = "256", Valid::Number(0, 65_536), LOCAL, queue_limit,
         "Most requests waiting; beyond it a client gets 429";
     "kv_bytes" = "1GiB", Valid::Bytes(MIB, TIB), SHARED, kv_bytes,
         "Most memory of the key-value cache, over all ranks";
@@ -138,8 +138,14 @@ keys! {
         "Secret the ranks of a group share; made up when the ranks are started here";
     "master" = "", Valid::HostPort, LOCAL, master,
         "Where the ranks meet; from the launcher's environment if empty";
+    "address" = "", Valid::Text(0, 64), LOCAL, address,
+        "Address of this machine that other ranks reach; empty takes the interface towards master";
+    "data_addresses" = "", Valid::Text(0, 512), LOCAL, data_addresses,
+        "Addresses for data, one for each rail, separated by commas; empty takes address";
     "rails" = "2", Valid::Number(1, 4), SHARED, rails,
         "Rails of the path between two neighbours";
+    "schedule_table" = "", Valid::Text(0, 256), SHARED, schedule_table,
+        "Which schedule carries all-reduces of which size, as railweave tune prints it; empty takes the built-in one";
     "fabric.crc" = "false", Valid::Flag, SHARED, fabric.crc,
         "Check every received frame's CRC-32C";
     "fabric.slot_bytes" = "256KiB", Valid::Bytes(4 * KIB, 64 * MIB), SHARED, fabric.slot_bytes,
@@ -164,7 +170,7 @@ keys! {
         "How long a rank may send no heartbeat";
     "flight_dir" = "", Valid::Text(0, 4096), LOCAL, flight_dir,
         "Where flight records are written; empty takes the state directory";
-    "log" = "warn", Valid::Text(1, 1024), LIVE, log,
+    "log" = "warn", Valid::Text(1, 1024), LOCAL, log,
         "Log filter: error, warn, info, debug, trace, or target=level pairs";
     "faults.enabled" = "false", Valid::Flag, SHARED, faults.enabled,
         "Accept orders to misbehave, for tests of failure";

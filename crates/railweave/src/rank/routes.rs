@@ -1,0 +1,143 @@
+//! What can be asked of a running rank beyond metrics and health: changes of settings and, where
+//! that is enabled, faults.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use engine::serving::FaultHook;
+use group::CutRails;
+use group::patience::Patience;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::comm::Current;
+use crate::commands::set::{Change, SETTINGS_PATH};
+use crate::events::{Event, EventSink};
+use crate::settings::Settings;
+
+/// What a change or a fault acts on.
+pub(super) struct Controls {
+    pub(super) settings: Mutex<Settings>,
+    pub(super) patience: Arc<Patience>,
+    pub(super) serving: engine::serving::Settings,
+    pub(super) events: EventSink,
+    pub(super) faults: Option<Faults>,
+}
+
+/// What misbehaves on order.
+pub(super) struct Faults {
+    pub(super) cut_rails: Arc<CutRails>,
+    pub(super) compute: FaultHook,
+    pub(super) current: Current,
+}
+
+/// An order to misbehave.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "fault", rename_all = "kebab-case", deny_unknown_fields)]
+enum Fault {
+    /// Takes a rail to a neighbour out of service, in later epochs too.
+    CutRail { peer: usize, rail: usize },
+    /// Lasts this much longer in the next step.
+    DelayCompute { seconds: f64 },
+    /// Flips a bit of the next frame to a neighbour.
+    FlipBit { peer: usize },
+    /// Stops passing on what is meant for others, or goes on.
+    HoldRelays { held: bool },
+    /// Lets cut rails work again from the next epoch on.
+    Mend,
+}
+
+pub(super) fn router(controls: Arc<Controls>) -> Router {
+    let mut router = Router::new().route(SETTINGS_PATH, post(change));
+    if controls.faults.is_some() {
+        router = router.route("/faults", post(misbehave));
+    }
+    router.layer(middleware::from_fn(only_local_names)).with_state(controls)
+}
+
+/// A web page whose name resolves to this machine must not be able to change anything: its
+/// requests carry that name.
+async fn only_local_names(request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let name = host.map(|host| match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    });
+    let local = name.is_some_and(|name| {
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok()
+    });
+    if local {
+        return next.run(request).await;
+    }
+    refuse(StatusCode::FORBIDDEN, "ask by address, such as 127.0.0.1, or as localhost")
+}
+
+fn refuse(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": { "message": message } }))).into_response()
+}
+
+async fn change(State(controls): State<Arc<Controls>>, Json(change): Json<Change>) -> Response {
+    let mut settings = controls.settings.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut changed_settings = settings.clone();
+    let (key, changed) = match change.apply(&mut changed_settings) {
+        Ok(applied) => applied,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, &error.to_string()),
+    };
+    if let Some(name) = key.name.strip_prefix("patience.") {
+        if let Err(error) = controls.patience.set_text(name, &changed.new) {
+            return refuse(StatusCode::BAD_REQUEST, &error.to_string());
+        }
+    } else {
+        controls.serving.set_prefill_chunk(changed_settings.prefill_chunk_tokens as usize);
+    }
+    *settings = changed_settings;
+    controls
+        .events
+        .send(&Event::Setting { key: changed.key.clone(), value: changed.new.clone() });
+    Json(changed).into_response()
+}
+
+async fn misbehave(State(controls): State<Arc<Controls>>, Json(fault): Json<Fault>) -> Response {
+    let Some(faults) = &controls.faults else {
+        return refuse(StatusCode::NOT_FOUND, "faults are not enabled");
+    };
+    tracing::warn!(?fault, "misbehaving on order");
+    let done = match fault {
+        Fault::CutRail { peer, rail } => {
+            faults.cut_rails.cut(peer, rail);
+            faults.current.with(|fabric, _| fabric.with_endpoint(|end| end.cut(peer, rail)));
+            true
+        }
+        Fault::DelayCompute { seconds } => match Duration::try_from_secs_f64(seconds) {
+            Ok(delay) => {
+                faults.compute.delay_compute(delay);
+                true
+            }
+            Err(_) => false,
+        },
+        Fault::FlipBit { peer } => faults
+            .current
+            .with(|fabric, _| fabric.with_endpoint(|end| end.corrupt_next(peer)))
+            .unwrap_or(false),
+        Fault::HoldRelays { held } => {
+            faults.current.with(|fabric, _| fabric.with_endpoint(|end| end.hold_relays(held)));
+            true
+        }
+        Fault::Mend => {
+            faults.cut_rails.mend();
+            true
+        }
+    };
+    if done {
+        Json(json!({ "done": true })).into_response()
+    } else {
+        refuse(StatusCode::CONFLICT, "this rank cannot do that now")
+    }
+}
