@@ -180,16 +180,14 @@ def rank_word(words):
 
 
 def leftovers(binary=BINARY):
-    """Processes of this binary, its open ports and mapped memory that should be gone."""
+    """What should be gone: processes of this binary, and with them their ports and nameless
+    memory, and anything with a name in shared memory."""
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if os.readlink(entry / "exe").split(" (deleted)")[0] == str(binary.resolve()):
                     left.append(f"process {entry.name}")
-                maps = (entry / "maps").read_text()
-                if "railweave-region" in maps and f"process {entry.name}" not in left:
-                    left.append(f"memory mapped by {entry.name}")
     left += [str(path) for path in Path("/dev/shm").glob("railweave*")]
     return left
 

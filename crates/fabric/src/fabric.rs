@@ -287,6 +287,11 @@ impl Fabric {
         }
     }
 
+    /// The neighbours, a bit each, that the own puts wait for; none while the endpoint is busy.
+    pub fn undrained(&self) -> u32 {
+        self.shared.endpoint.try_lock().map_or(0, |endpoint| endpoint.undrained())
+    }
+
     /// Moves what can be moved. Answers whether anything was; false also while another thread
     /// does it.
     pub fn poll(&self) -> bool {

@@ -12,7 +12,7 @@ use fabric::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::beacon::{BeaconCell, Phase};
+use crate::beacon::{BeaconCell, Phase, operation};
 use crate::collective::{Collectives, ScheduleTable};
 use crate::control::mesh::{Control, ControlError, ControlEvent, ControlOptions};
 use crate::group::Group;
@@ -416,6 +416,9 @@ impl Member {
         let Joined { epoch, members, streams, .. } = joined;
         let fabric = Arc::new(fabric);
         let beacon = Arc::new(BeaconCell::new(epoch));
+        // Nobody may take a rank that has begun nothing for one that is ahead.
+        beacon.begin_operation(operation::NONE, FIRST_SEQUENCE);
+        beacon.set_phase(Phase::Start);
         let control = Arc::new(Control::start(ControlOptions {
             epoch,
             rank,

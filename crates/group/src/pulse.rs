@@ -131,7 +131,7 @@ impl Beat {
         let chunks = u16::try_from(backlog.chunks).unwrap_or(u16::MAX);
         self.beacon.set_relay_backlog(chunks, src, dst, backlog.passed as u32);
         if let Some(metrics) = &self.telemetry.metrics {
-            metrics.relay_queue_depth(backlog.chunks.into());
+            metrics.relay_queue_depth(u64::from(backlog.chunks) + u64::from(backlog.blocked));
         }
     }
 

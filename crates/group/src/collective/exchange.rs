@@ -68,7 +68,10 @@ impl<W: Watch> Collectives<W> {
                 let via = missing.iter().fold(0, |mask, src| {
                     mask | fabric.missing_relays(src, channel, value, incoming(src))
                 });
-                Waits { ranks: missing, via: RankSet(via) }
+                // All bytes are here, and own ones have not left: for whom do they wait?
+                let ranks =
+                    if missing.is_empty() { RankSet(fabric.undrained()) } else { missing };
+                Waits { ranks, via: RankSet(via) }
             };
             match self.watch.waits(&mut waits) {
                 Ok(()) => Poll::Pending,

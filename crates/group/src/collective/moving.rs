@@ -35,6 +35,9 @@ impl<W: Watch> Collectives<W> {
                 output.len()
             )));
         }
+        if output.is_empty() {
+            return Ok(());
+        }
         self.begin(Operation::AllGather)?;
         let result = self.gather(input, lengths, output).await;
         self.watch.end();
@@ -90,6 +93,9 @@ impl<W: Watch> Collectives<W> {
         root: usize,
     ) -> Result<(), CollectiveError> {
         self.check_root(root)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.begin(Operation::Broadcast)?;
         let result = self.spread(bytes, root).await;
         self.watch.end();
@@ -195,6 +201,9 @@ impl<W: Watch> Collectives<W> {
                 output.len(),
                 self.size
             )));
+        }
+        if input.is_empty() {
+            return Ok(());
         }
         self.begin(Operation::AllToAll)?;
         let result = self.shuffle(input, output).await;

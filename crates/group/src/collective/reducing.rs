@@ -92,6 +92,10 @@ impl<W: Watch> Collectives<W> {
         mut data: Data<'_>,
     ) -> Result<(), CollectiveError> {
         self.check(scalar, &data)?;
+        // Nothing to exchange, so it is no operation: ranks could get ahead of each other by it.
+        if data.is_empty() {
+            return Ok(());
+        }
         self.begin(Operation::AllReduce)?;
         let len = data.len();
         let result = match self.schedule_for(&data) {
@@ -124,6 +128,9 @@ impl<W: Watch> Collectives<W> {
                 self.size,
                 output.len()
             )));
+        }
+        if input.is_empty() {
+            return Ok(());
         }
         self.begin(Operation::ReduceScatter)?;
         let result = self.scatter(scalar, how, input, output).await;

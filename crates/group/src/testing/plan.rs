@@ -323,7 +323,7 @@ impl SimPlan {
 
 /// False while a wait for the own puts to leave names nobody: such a rank can be taken for one that
 /// is stuck itself, and where nobody waits for it the wait has no end. The runs then let both pass.
-pub(super) const DRAIN_WAITS_ARE_TOLD: bool = false;
+pub(super) const DRAIN_WAITS_ARE_TOLD: bool = true;
 
 /// After this long a device gives up a rail that swallows its frames.
 pub(super) const GIVE_UP_AFTER: Duration = Duration::from_millis(200);

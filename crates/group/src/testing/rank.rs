@@ -41,6 +41,9 @@ impl Parker for Awake {
     fn wake_progress(&self) {}
 }
 
+/// A program under way.
+type Running = Pin<Box<dyn Future<Output = Result<(), Stop>>>>;
+
 /// What all ranks of an epoch share.
 pub(super) struct Common<'a> {
     pub(super) plan: &'a SimPlan,
@@ -66,7 +69,7 @@ pub(super) struct SimRank {
     pub(super) run_at: Option<Duration>,
     pub(super) pump_at: Option<Duration>,
     pub(super) ended: Option<Result<(), Stop>>,
-    program: Option<Pin<Box<dyn Future<Output = Result<(), Stop>>>>>,
+    program: Option<Running>,
     plan_patience: crate::patience::PatienceValues,
     epoch: u32,
 }
