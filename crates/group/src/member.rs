@@ -443,13 +443,8 @@ impl Member {
             telemetry.verdict(verdict);
             hook(verdict);
         });
-        let watch = ControlWatch::new(
-            rank,
-            Arc::clone(&control),
-            Arc::clone(&beacon),
-            Arc::clone(&self.options.patience),
-            self.telemetry.clone(),
-        );
+        let watch =
+            ControlWatch::new(Arc::clone(&control), Arc::clone(&beacon), self.telemetry.clone());
         watch.enter(Phase::Compute);
         let collectives =
             Collectives::new(Arc::clone(&fabric), watch, self.options.table, FIRST_SEQUENCE);

@@ -71,10 +71,6 @@ impl Telemetry {
         }
     }
 
-    pub(crate) fn proposed(&self) {
-        self.record(Instant::now(), Event::Note { text: "asked for a verdict: a wait is overdue" });
-    }
-
     pub(crate) fn rail_down(&self, peer: usize, rail: usize) {
         let (peer, rail) = (peer as u32, rail as u32);
         self.record(Instant::now(), Event::RailDown { peer, rail });

@@ -1,4 +1,8 @@
-//! What keeps an eye on an operation while it runs: beacon, patience, verdict, metrics.
+//! What keeps an eye on an operation while it runs: it tells others of a wait through the beacon,
+//! and ends the wait when there is a verdict.
+//!
+//! Whether a wait is overdue is not decided here: the control thread reads the same beacon, and
+//! does so even while this thread is stuck.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -7,55 +11,44 @@ use std::time::{Duration, Instant};
 use crate::beacon::{BeaconCell, Phase};
 use crate::collective::{Operation, Waits, Watch};
 use crate::control::mesh::Control;
-use crate::patience::{Patience, overdue};
 use crate::telemetry::Telemetry;
-use crate::verdict::{Reason, Verdict};
+use crate::verdict::Verdict;
 
-/// Looks of a wait that pass before the clock is read: most waits end sooner.
-const LOOKS_WITHOUT_CLOCK: u32 = 256;
+/// Looks of a young wait for each reading of the clock, which costs more than a look.
+const LOOKS_PER_CLOCK: u32 = 16;
+/// A wait older than this reads the clock at every look: it may sleep between them.
+const YOUNG: Duration = Duration::from_micros(100);
 /// A wait of this length is told to the others.
 const TOLD_AFTER: Duration = Duration::from_micros(500);
 /// How often what is told is brought up to date.
 const TOLD_EVERY: Duration = Duration::from_millis(5);
-/// How often patience is asked.
-const JUDGED_EVERY: Duration = Duration::from_millis(20);
-/// How long a proposal may go unanswered before it is made again.
-const PROPOSED_EVERY: Duration = Duration::from_millis(500);
 
 /// The watch of a group on real transports. One worker uses it.
 #[derive(Debug)]
 pub struct ControlWatch {
-    rank: usize,
     control: Arc<Control>,
     beacon: Arc<BeaconCell>,
-    patience: Arc<Patience>,
     telemetry: Telemetry,
     looks: Cell<u32>,
     since: Cell<Option<Instant>>,
+    is_old: Cell<bool>,
     told: Cell<Option<Instant>>,
-    judged: Cell<Option<Instant>>,
-    proposed: Cell<Option<Instant>>,
 }
 
 impl ControlWatch {
     pub(crate) fn new(
-        rank: usize,
         control: Arc<Control>,
         beacon: Arc<BeaconCell>,
-        patience: Arc<Patience>,
         telemetry: Telemetry,
     ) -> Self {
         Self {
-            rank,
             control,
             beacon,
-            patience,
             telemetry,
             looks: Cell::new(0),
             since: Cell::new(None),
+            is_old: Cell::new(false),
             told: Cell::new(None),
-            judged: Cell::new(None),
-            proposed: Cell::new(None),
         }
     }
 
@@ -74,27 +67,12 @@ impl ControlWatch {
         Ok(())
     }
 
-    fn judge(&self, waits: Waits, since: Instant, now: Instant) {
-        let view = self.control.view();
-        let patience = self.patience.values();
-        let waited = now.saturating_duration_since(since);
-        let clock = self.control.now();
-        if overdue(&view, &patience, self.rank, waits.ranks, waited, clock).is_some()
-            && due(&self.proposed, PROPOSED_EVERY, now)
-        {
-            self.telemetry.proposed();
-            self.control.propose(Reason::Overdue);
+    fn tell(&self, waits: Waits, since: Instant) {
+        self.beacon.set_waiting(waits.ranks, waits.via);
+        if let Some(peer) = waits.ranks.iter().next() {
+            self.telemetry.waits(peer, || peer_phase(&self.control, peer), since);
         }
     }
-}
-
-/// True when `every` has passed since the time in the cell, which is then set to `now`.
-fn due(last: &Cell<Option<Instant>>, every: Duration, now: Instant) -> bool {
-    if last.get().is_some_and(|last| now.saturating_duration_since(last) < every) {
-        return false;
-    }
-    last.set(Some(now));
-    true
 }
 
 impl Watch for ControlWatch {
@@ -106,24 +84,21 @@ impl Watch for ControlWatch {
 
     fn waits(&self, waits: &mut dyn FnMut() -> Waits) -> Result<(), Arc<Verdict>> {
         self.stopped()?;
-        let looks = self.looks.get();
-        if looks < LOOKS_WITHOUT_CLOCK {
-            self.looks.set(looks + 1);
+        let looks = self.looks.get().wrapping_add(1);
+        self.looks.set(looks);
+        if !self.is_old.get() && looks % LOOKS_PER_CLOCK != 0 {
             return Ok(());
         }
         let now = Instant::now();
         let since = self.since.get().unwrap_or(now);
         self.since.set(Some(since));
-        if now.saturating_duration_since(since) < TOLD_AFTER || !due(&self.told, TOLD_EVERY, now) {
-            return Ok(());
-        }
-        let waits = waits();
-        self.beacon.set_waiting(waits.ranks, waits.via);
-        if let Some(peer) = waits.ranks.iter().next() {
-            self.telemetry.waits(peer, || peer_phase(&self.control, peer), since);
-        }
-        if due(&self.judged, JUDGED_EVERY, now) {
-            self.judge(waits, since, now);
+        let waited = now.saturating_duration_since(since);
+        self.is_old.set(waited > YOUNG);
+        let told = self.told.get();
+        let is_due = told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY);
+        if waited >= TOLD_AFTER && is_due {
+            self.told.set(Some(now));
+            self.tell(waits(), since);
         }
         Ok(())
     }
@@ -131,12 +106,11 @@ impl Watch for ControlWatch {
     fn goes_on(&self) {
         self.looks.set(0);
         self.since.set(None);
+        self.is_old.set(false);
         if self.told.take().is_some() {
             self.beacon.clear_waiting();
             self.telemetry.waits_no_more();
         }
-        self.judged.set(None);
-        self.proposed.set(None);
     }
 
     fn end(&self) {

@@ -168,7 +168,8 @@ fn derive(times: &[Times], ranks: usize, with_ring: bool) -> ScheduleTable {
 }
 
 fn text(place: &PlaceArgs, times: &[Times], table: &ScheduleTable) -> String {
-    let mut out = format!("all-reduce of f32, {}, {} ranks; median in µs\n", place.label(), place.ranks);
+    let mut out =
+        format!("all-reduce of f32, {}, {} ranks; median in µs\n", place.label(), place.ranks);
     out.push_str(&format!("{:>8}", "SIZE"));
     for schedule in Schedule::ALL {
         out.push_str(&format!(" {:>12}", schedule.to_string().to_uppercase()));
@@ -177,7 +178,8 @@ fn text(place: &PlaceArgs, times: &[Times], table: &ScheduleTable) -> String {
     for times in times {
         out.push_str(&format!("{:>8}", show_bytes(times.bytes)));
         for schedule in Schedule::ALL {
-            let cell = times.get(schedule).map_or("not measured".to_owned(), |us| format!("{us:.2}"));
+            let cell =
+                times.get(schedule).map_or("not measured".to_owned(), |us| format!("{us:.2}"));
             out.push_str(&format!(" {cell:>12}"));
         }
         out.push('\n');

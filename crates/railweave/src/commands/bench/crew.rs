@@ -56,16 +56,18 @@ pub(crate) fn measure(
     for rank in 0..order.ranks {
         order.rank = rank;
         let text = serde_json::to_vec(&order).map_err(|error| failed(error.to_string()))?;
-        let mut child =
-            start(rank, &text).map_err(|error| failed(format!("cannot start rank {rank}: {error}")))?;
+        let mut child = start(rank, &text)
+            .map_err(|error| failed(format!("cannot start rank {rank}: {error}")))?;
         if rank == 0 {
             output = child.stdout.take();
         }
         crew.0.push(child);
     }
-    let lines = listen(output).map_err(|error| failed(format!("cannot listen to rank 0: {error}")))?;
+    let lines =
+        listen(output).map_err(|error| failed(format!("cannot listen to rank 0: {error}")))?;
     let budget = Duration::from_secs_f64(place.seconds) + POINT_LIMIT;
-    let end = Instant::now() + SET_UP_LIMIT + budget * u32::try_from(points.len()).unwrap_or(u32::MAX);
+    let end =
+        Instant::now() + SET_UP_LIMIT + budget * u32::try_from(points.len()).unwrap_or(u32::MAX);
     let mut rows = Vec::new();
     loop {
         match lines.recv_timeout(LOOK_EVERY) {
@@ -81,7 +83,9 @@ pub(crate) fn measure(
         look(&mut crew)?;
         if Instant::now() > end {
             let (done, all) = (rows.len(), points.len());
-            return Err(failed(format!("the ranks took too long: {done} of {all} points are done")));
+            return Err(failed(format!(
+                "the ranks took too long: {done} of {all} points are done"
+            )));
         }
     }
     finish(&mut crew)?;

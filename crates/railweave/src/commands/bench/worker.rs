@@ -240,8 +240,8 @@ fn measure(
     }
     vectors.check(count, order.ranks)?;
     group.all_reduce(Reduction::Max, &mut times)?;
-    let mapped = (0..order.ranks)
-        .all(|peer| peer == order.rank || group.fabric().mapped(peer).is_some());
+    let mapped =
+        (0..order.ranks).all(|peer| peer == order.rank || group.fabric().mapped(peer).is_some());
     let schedule = table.choose(point.bytes, mapped && !order.plain);
     Ok(Row::of(point.bytes, schedule, order.ranks, &mut times))
 }
