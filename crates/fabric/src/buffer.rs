@@ -55,7 +55,7 @@ pub struct Buffer {
 impl Buffer {
     /// `span` must lie within the region, on a cache line of its own.
     pub(crate) fn new(region: Arc<Region>, span: Span) -> Self {
-        debug_assert!(span.offset % 64 == 0 && span.offset + span.len <= region.len());
+        debug_assert!(span.offset.is_multiple_of(64) && span.offset + span.len <= region.len());
         Self { region, span }
     }
 

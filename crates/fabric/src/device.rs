@@ -188,6 +188,10 @@ pub trait Device: Send {
     /// whether anything moved.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
 
+    /// The caller has what it waited for and nothing more to send: whatever a peer may be waiting
+    /// for, such as acknowledgements, leaves with the next [`poll`](Self::poll).
+    fn hurry(&mut self) {}
+
     /// Takes a rail out of service; [`Event::RailDown`] follows at both ends.
     fn cut(&mut self, peer: usize, rail: usize);
 

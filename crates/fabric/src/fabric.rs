@@ -292,6 +292,14 @@ impl Fabric {
         self.shared.endpoint.try_lock().map_or(0, |endpoint| endpoint.undrained())
     }
 
+    /// Has what peers may wait for leave with the next look; see [`Device::hurry`](crate::Device).
+    /// Answers false while another thread moves bytes.
+    pub fn hurry(&self) -> bool {
+        // Where arrivals need nobody's help there is nothing to acknowledge either.
+        !self.always_polls
+            || self.shared.endpoint.try_lock().map(|mut endpoint| endpoint.hurry()).is_ok()
+    }
+
     /// Moves what can be moved. Answers whether anything was; false also while another thread
     /// does it.
     pub fn poll(&self) -> bool {
@@ -376,7 +384,7 @@ impl Fabric {
             }
             looks = looks.wrapping_add(1);
             // The clock costs more than a look.
-            if !self.waiting.spin.is_zero() && looks % 32 != 0 {
+            if !self.waiting.spin.is_zero() && !looks.is_multiple_of(32) {
                 if looks > LOOKS_WITHOUT_PAUSE {
                     std::hint::spin_loop();
                 }

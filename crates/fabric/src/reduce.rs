@@ -109,7 +109,10 @@ pub fn reduce(
     }
     let len = sources[0].span.len;
     let fits = |offset: u64, bytes: u64| {
-        if bytes == len && bytes % element as u64 == 0 && offset % element as u64 == 0 {
+        if bytes == len
+            && bytes.is_multiple_of(element as u64)
+            && offset.is_multiple_of(element as u64)
+        {
             Ok(())
         } else {
             Err(ReduceError::Shape { len: bytes, offset, element })
@@ -198,19 +201,21 @@ unsafe fn run_avx512(scalar: Scalar, how: Reduction, job: &Job<'_>) {
 /// As [`dispatch`].
 #[inline(always)]
 unsafe fn run(scalar: Scalar, how: Reduction, job: &Job<'_>) {
-    // SAFETY (all arms): the caller vouches for the job and its scalar.
-    match (scalar, how) {
-        (Scalar::F32, Reduction::Sum) => unsafe { direct::<f32>(job, |a, b| a + b) },
-        (Scalar::F32, Reduction::Max) => unsafe { direct::<f32>(job, f32::max) },
-        (Scalar::F32, Reduction::Min) => unsafe { direct::<f32>(job, f32::min) },
-        (Scalar::I32, Reduction::Sum) => unsafe { direct::<i32>(job, i32::wrapping_add) },
-        (Scalar::I32, Reduction::Max) => unsafe { direct::<i32>(job, i32::max) },
-        (Scalar::I32, Reduction::Min) => unsafe { direct::<i32>(job, i32::min) },
-        (Scalar::U8, Reduction::Sum) => unsafe { direct::<u8>(job, u8::wrapping_add) },
-        (Scalar::U8, Reduction::Max) => unsafe { direct::<u8>(job, u8::max) },
-        (Scalar::U8, Reduction::Min) => unsafe { direct::<u8>(job, u8::min) },
-        (Scalar::Bf16, how) => unsafe { widened::<bf16>(how, job) },
-        (Scalar::F16, how) => unsafe { widened::<f16>(how, job) },
+    // SAFETY: the caller vouches for the job and its scalar.
+    unsafe {
+        match (scalar, how) {
+            (Scalar::F32, Reduction::Sum) => direct::<f32>(job, |a, b| a + b),
+            (Scalar::F32, Reduction::Max) => direct::<f32>(job, f32::max),
+            (Scalar::F32, Reduction::Min) => direct::<f32>(job, f32::min),
+            (Scalar::I32, Reduction::Sum) => direct::<i32>(job, i32::wrapping_add),
+            (Scalar::I32, Reduction::Max) => direct::<i32>(job, i32::max),
+            (Scalar::I32, Reduction::Min) => direct::<i32>(job, i32::min),
+            (Scalar::U8, Reduction::Sum) => direct::<u8>(job, u8::wrapping_add),
+            (Scalar::U8, Reduction::Max) => direct::<u8>(job, u8::max),
+            (Scalar::U8, Reduction::Min) => direct::<u8>(job, u8::min),
+            (Scalar::Bf16, how) => widened::<bf16>(how, job),
+            (Scalar::F16, how) => widened::<f16>(how, job),
+        }
     }
 }
 
@@ -333,8 +338,7 @@ mod tests {
         let sum = |order: [usize; 3]| {
             let sources = order.map(|i| Source { region: &parts[i].0, span: parts[i].1 });
             let mut out = [0.0_f32];
-            let bytes: &mut [u8] =
-                unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), 4) };
+            let bytes = crate::bytes_of_mut(&mut out);
             reduce(Scalar::F32, Reduction::Sum, &sources, &mut Target::Plain(bytes)).unwrap();
             out[0]
         };

@@ -154,7 +154,7 @@ impl Region {
     /// When it lies outside, or the offset is no multiple of four.
     pub fn flag(&self, offset: u64) -> Result<&AtomicU32, OutOfRegion> {
         let at = self.pointer(offset, 4)?;
-        if offset % 4 != 0 {
+        if !offset.is_multiple_of(4) {
             return Err(OutOfRegion { offset, len: 4, region: self.len() });
         }
         // SAFETY: in bounds, aligned (the base is page-aligned), alive as long as `self`; flags
@@ -225,8 +225,8 @@ impl Region {
     /// A pointer good for `len` bytes.
     pub(crate) fn pointer(&self, offset: u64, len: u64) -> Result<*mut u8, OutOfRegion> {
         match offset.checked_add(len) {
-            // SAFETY: the offset lies within the mapping or one past its end.
             Some(end) if end <= self.len() => {
+                // SAFETY: the offset lies within the mapping or one past its end.
                 Ok(unsafe { self.base.as_ptr().add(offset as usize) })
             }
             _ => Err(OutOfRegion { offset, len, region: self.len() }),

@@ -88,10 +88,10 @@ impl Beat {
                 continue;
             }
             let (beacon, sum) = bytes.split_at(BEACON_BYTES);
-            if *sum == crc32c::crc32c(beacon).to_le_bytes() {
-                if let Ok(beacon) = Beacon::decode(beacon) {
-                    self.control.fabric_beacon(peer, beacon);
-                }
+            if *sum == crc32c::crc32c(beacon).to_le_bytes()
+                && let Ok(beacon) = Beacon::decode(beacon)
+            {
+                self.control.fabric_beacon(peer, beacon);
             }
         }
     }

@@ -59,10 +59,10 @@ impl ControlWatch {
     }
 
     fn stopped(&self) -> Result<(), Arc<Verdict>> {
-        if self.control.failed() {
-            if let Some(verdict) = self.control.verdict() {
-                return Err(verdict);
-            }
+        if self.control.failed()
+            && let Some(verdict) = self.control.verdict()
+        {
+            return Err(verdict);
         }
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Watch for ControlWatch {
         self.stopped()?;
         let looks = self.looks.get().wrapping_add(1);
         self.looks.set(looks);
-        if !self.is_old.get() && looks % LOOKS_PER_CLOCK != 0 {
+        if !self.is_old.get() && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
             return Ok(());
         }
         let now = Instant::now();

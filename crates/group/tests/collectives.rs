@@ -1,6 +1,8 @@
 //! Every operation on every transport gives the right values and, for reductions in the order of
 //! ranks, the same bits whatever the schedule, the cabling and the transport.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use common::{Bed, Impatient, drive};
@@ -142,7 +144,7 @@ fn the_other_operations_move_the_right_bytes() {
         for shape in SHAPES {
             for ranks in [1, 2, 4, 8] {
                 let bed = Bed::new(transport, shape, ranks);
-                bed.run(ScheduleTable::default(), |group| other_operations(group));
+                bed.run(ScheduleTable::default(), other_operations);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Groups of threads that meet, work, fail and meet again, over real transports.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Barrier};

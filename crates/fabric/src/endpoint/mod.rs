@@ -361,6 +361,11 @@ impl Endpoint {
         moved
     }
 
+    /// Has what peers may wait for leave soon; see [`Device::hurry`].
+    pub fn hurry(&mut self) {
+        self.device.hurry();
+    }
+
     /// True when every put has left: the device reads none of its bytes any more.
     pub fn is_drained(&self) -> bool {
         self.pending == 0

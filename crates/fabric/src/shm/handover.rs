@@ -209,10 +209,10 @@ fn receive(stream: &UnixStream, bytes: u64) -> io::Result<Region> {
         RecvFlags::CMSG_CLOEXEC,
     )?;
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-            if let Some(fd) = fds.next() {
-                return Region::map(fd, bytes);
-            }
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message
+            && let Some(fd) = fds.next()
+        {
+            return Region::map(fd, bytes);
         }
     }
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection without an answer"))

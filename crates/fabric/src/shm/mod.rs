@@ -50,7 +50,12 @@ impl std::fmt::Debug for ShmDevice {
 
 impl ShmDevice {
     /// A device over the own region and the mapped ones of the neighbours, by rank.
-    pub fn new(rank: usize, own: Arc<Region>, neighbours: &[Option<Arc<Region>>], rails: usize) -> Self {
+    pub fn new(
+        rank: usize,
+        own: Arc<Region>,
+        neighbours: &[Option<Arc<Region>>],
+        rails: usize,
+    ) -> Self {
         let peer =
             |region: &Arc<Region>| Peer { region: Arc::clone(region), rails: vec![true; rails] };
         let peers = neighbours.iter().map(|region| region.as_ref().map(peer)).collect();

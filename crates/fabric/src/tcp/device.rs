@@ -58,11 +58,13 @@ pub struct TcpDevice {
     events: Vec<Event>,
     parker: Arc<TcpParker>,
     looks: u32,
+    /// The next poll sends acknowledgements that are owed.
+    hurried: bool,
 }
 
 impl TcpDevice {
     pub(super) fn new(shared: Shared, parker: Arc<TcpParker>) -> Self {
-        Self { shared, peers: Vec::new(), events: Vec::new(), parker, looks: 0 }
+        Self { shared, peers: Vec::new(), events: Vec::new(), parker, looks: 0, hurried: false }
     }
 
     /// Adds a neighbour with a non-blocking socket for each rail.
@@ -218,7 +220,8 @@ impl Device for TcpDevice {
             }
         }
         self.looks = if received { 0 } else { self.looks.saturating_add(1) };
-        let acks = parker.take_acks_due() || self.looks >= QUIET_LOOKS;
+        let hurried = std::mem::take(&mut self.hurried);
+        let acks = parker.take_acks_due() || hurried || self.looks >= QUIET_LOOKS;
         if acks {
             self.looks = 0;
         }
@@ -238,6 +241,10 @@ impl Device for TcpDevice {
             parker.acks_wait();
         }
         moved | received
+    }
+
+    fn hurry(&mut self) {
+        self.hurried = true;
     }
 
     fn cut(&mut self, peer: usize, rail: usize) {

@@ -169,7 +169,12 @@ impl Bed for ShmBed {
                 let mapped = Region::map(&shared[peer].1, *region_bytes).unwrap();
                 peers[peer] = Some(Arc::new(mapped));
             }
-            devices.push(Box::new(ShmDevice::new(rank, Arc::clone(&own), &peers, topology.rails())));
+            devices.push(Box::new(ShmDevice::new(
+                rank,
+                Arc::clone(&own),
+                &peers,
+                topology.rails(),
+            )));
             regions.push(own);
         }
         (devices, regions)

@@ -49,6 +49,7 @@ impl<W: Watch> Collectives<W> {
     ) -> Result<(), CollectiveError> {
         let fabric = &*self.fabric;
         let mut looks = 0_u32;
+        let mut hurried = false;
         poll_fn(|_| {
             for src in missing.iter() {
                 match fabric.has_arrived(src, channel, value, incoming(src)) {
@@ -56,6 +57,11 @@ impl<W: Watch> Collectives<W> {
                     Ok(false) => {}
                     Err(outside) => return Poll::Ready(Err(outside.into())),
                 }
+            }
+            // Others may wait for the acknowledgements of what came, and this rank may send
+            // nothing for long that could take them along.
+            if missing.is_empty() && !hurried {
+                hurried = fabric.hurry();
             }
             if missing.is_empty() && fabric.is_drained() {
                 if looks > 0 {
@@ -69,8 +75,7 @@ impl<W: Watch> Collectives<W> {
                     mask | fabric.missing_relays(src, channel, value, incoming(src))
                 });
                 // All bytes are here, and own ones have not left: for whom do they wait?
-                let ranks =
-                    if missing.is_empty() { RankSet(fabric.undrained()) } else { missing };
+                let ranks = if missing.is_empty() { RankSet(fabric.undrained()) } else { missing };
                 Waits { ranks, via: RankSet(via) }
             };
             match self.watch.waits(&mut waits) {

@@ -194,7 +194,7 @@ impl<W: Watch> Collectives<W> {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        if input.len() != output.len() || input.len() % self.size != 0 {
+        if input.len() != output.len() || !input.len().is_multiple_of(self.size) {
             return Err(self.argument(format!(
                 "an all-to-all of {} bytes into {} over {} ranks",
                 input.len(),

@@ -121,7 +121,7 @@ impl<W: Watch> Collectives<W> {
         input: &[u8],
         output: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        if output.len() * self.size != input.len() || output.len() % scalar.bytes() != 0 {
+        if output.len() * self.size != input.len() || !output.len().is_multiple_of(scalar.bytes()) {
             return Err(self.argument(format!(
                 "a reduce-scatter of {} bytes over {} ranks into {} bytes",
                 input.len(),
@@ -139,20 +139,20 @@ impl<W: Watch> Collectives<W> {
     }
 
     fn check(&self, scalar: Scalar, data: &Data<'_>) -> Result<(), CollectiveError> {
-        if data.len() % scalar.bytes() as u64 != 0 {
+        if !data.len().is_multiple_of(scalar.bytes() as u64) {
             return Err(self.argument(format!(
                 "{} bytes are no whole number of {}-byte elements",
                 data.len(),
                 scalar.bytes()
             )));
         }
-        if let Data::Registered { input, output } = data {
-            if input.len != output.len {
-                return Err(self.argument(format!(
-                    "an input of {} bytes and an output of {}",
-                    input.len, output.len
-                )));
-            }
+        if let Data::Registered { input, output } = data
+            && input.len != output.len
+        {
+            return Err(self.argument(format!(
+                "an input of {} bytes and an output of {}",
+                input.len, output.len
+            )));
         }
         Ok(())
     }

@@ -17,20 +17,26 @@ use crate::events::{Event, EventSink};
 
 /// What other threads of the rank reach the current group by; it changes with each epoch.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Current(Arc<Mutex<Option<(Arc<fabric::Fabric>, Informant)>>>);
+pub(super) struct Current(Arc<Mutex<Option<Reach>>>);
+
+#[derive(Debug)]
+struct Reach {
+    fabric: Arc<fabric::Fabric>,
+    informant: Informant,
+}
 
 impl Current {
     /// Calls with the group of the present epoch, if there is one.
-    pub(super) fn with<T>(
-        &self,
-        call: impl FnOnce(&fabric::Fabric, &Informant) -> T,
-    ) -> Option<T> {
+    pub(super) fn with<T>(&self, call: impl FnOnce(&fabric::Fabric, &Informant) -> T) -> Option<T> {
         let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map(|(fabric, informant)| call(fabric, informant))
+        current.as_ref().map(|reach| call(&reach.fabric, &reach.informant))
     }
 
     fn set(&self, group: Option<&Group>) {
-        let now = group.map(|group| (Arc::clone(group.fabric()), group.informant()));
+        let now = group.map(|group| Reach {
+            fabric: Arc::clone(group.fabric()),
+            informant: group.informant(),
+        });
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 }

@@ -53,7 +53,8 @@ pub(super) fn name() -> String {
 
 /// What tells this machine, since it was started, from others.
 pub(super) fn id() -> String {
-    let read = |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let read =
+        |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     format!("{} {} {}", name(), read("/etc/machine-id"), read("/proc/sys/kernel/random/boot_id"))
 }
 

@@ -83,7 +83,8 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
         }),
     });
     let state = server_state(&settings, &metrics, &health);
-    let own = serve_at(settings.metrics_of_rank(seat.rank), state.clone(), routes::router(controls))?;
+    let own =
+        serve_at(settings.metrics_of_rank(seat.rank), state.clone(), routes::router(controls))?;
 
     let limits = KvLimits {
         slots: settings.max_concurrency as usize,
@@ -175,11 +176,8 @@ fn member_options(
     let master = seat.master.as_deref().unwrap_or(&settings.master);
     let master = host::resolve(master)?;
     let address = host::own_address(&settings.address, master)?;
-    let mut config: BTreeMap<String, String> = settings
-        .shared_values()
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), value))
-        .collect();
+    let mut config: BTreeMap<String, String> =
+        settings.shared_values().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     config.insert("model.sha256".to_owned(), file.fingerprint().to_owned());
     let local = seat.local_ranks.unwrap_or(1) as usize;
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -284,10 +282,7 @@ fn stop_in_order(
 }
 
 /// What the supervisor says of other ranks becomes evidence.
-fn pass_notes(
-    notes: std::sync::mpsc::Receiver<Note>,
-    current: Current,
-) -> Result<(), RankError> {
+fn pass_notes(notes: std::sync::mpsc::Receiver<Note>, current: Current) -> Result<(), RankError> {
     let pass = move || {
         for note in notes {
             if let Note::Exited { rank, exit } = note {

@@ -98,9 +98,7 @@ async fn change(State(controls): State<Arc<Controls>>, Json(change): Json<Change
         controls.serving.set_prefill_chunk(changed_settings.prefill_chunk_tokens as usize);
     }
     *settings = changed_settings;
-    controls
-        .events
-        .send(&Event::Setting { key: changed.key.clone(), value: changed.new.clone() });
+    controls.events.send(&Event::Setting { key: changed.key.clone(), value: changed.new.clone() });
     Json(changed).into_response()
 }
 

@@ -102,12 +102,12 @@ fn start(rank: usize, order: &[u8]) -> std::io::Result<Child> {
         .stdin(Stdio::piped())
         .stdout(output)
         .spawn()?;
-    if let Some(mut input) = child.stdin.take() {
-        if let Err(error) = input.write_all(order) {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
-        }
+    if let Some(mut input) = child.stdin.take()
+        && let Err(error) = input.write_all(order)
+    {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(error);
     }
     Ok(child)
 }
@@ -133,10 +133,10 @@ fn listen(output: Option<ChildStdout>) -> std::io::Result<Receiver<Vec<u8>>> {
 /// Fails when a rank has.
 fn look(crew: &mut Crew) -> Result<(), CommandError> {
     for (rank, child) in crew.0.iter_mut().enumerate() {
-        if let Ok(Some(status)) = child.try_wait() {
-            if !status.success() {
-                return Err(CommandError::Failed(format!("rank {rank} failed: {status}")));
-            }
+        if let Ok(Some(status)) = child.try_wait()
+            && !status.success()
+        {
+            return Err(CommandError::Failed(format!("rank {rank} failed: {status}")));
         }
     }
     Ok(())

@@ -64,7 +64,11 @@ pub(crate) struct PlaceArgs {
 /// Reads a size of whole `f32` elements.
 fn size(text: &str) -> Result<u64, String> {
     let bytes = Bytes::parse(text, &Valid::Bytes(BYTES_MIN, BYTES_MAX))?.0;
-    if bytes % 4 == 0 { Ok(bytes) } else { Err(format!("{text:?} is no multiple of 4 bytes")) }
+    if bytes.is_multiple_of(4) {
+        Ok(bytes)
+    } else {
+        Err(format!("{text:?} is no multiple of 4 bytes"))
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

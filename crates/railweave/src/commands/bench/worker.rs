@@ -229,7 +229,7 @@ fn measure(
             continue;
         }
         times.push(took.as_secs_f32());
-        if large || times.len() % CALLS_PER_LOOK == 0 {
+        if large || times.len().is_multiple_of(CALLS_PER_LOOK) {
             // Rank 0 decides for all.
             let mut stop = [u8::from(Instant::now() > end || times.len() >= CALLS_MAX)];
             group.broadcast(&mut stop, 0)?;
