@@ -4,7 +4,6 @@ pub mod beacon;
 pub mod collective;
 pub mod control;
 mod group;
-pub mod launch;
 mod member;
 pub mod patience;
 mod pulse;

@@ -52,7 +52,7 @@ fn no_server_is_exit_code_3() {
     for arguments in [
         vec!["status", "--at", "127.0.0.1:1"],
         vec!["status", "--at", "127.0.0.1:1", "--wait", "200ms"],
-        vec!["set", "log=info", "--at", "127.0.0.1:1"],
+        vec!["set", "prefill_chunk=256", "--at", "127.0.0.1:1"],
         vec!["ask", "hi", "--listen", "127.0.0.1:1"],
     ] {
         let ran = run(&arguments, &[]);

@@ -38,8 +38,8 @@ fn a_setting_is_changed_on_every_rank_and_outlives_a_restart() {
         set.stdout,
         "rank 0: patience.compute was 60s, is 20s\nrank 1: patience.compute was 60s, is 20s\n"
     );
-    let set = run(&["set", "log=info", "--rank", "1", "--at", &server.at()], &[]);
-    assert_eq!(set.stdout, "rank 1: log was warn, is info\n");
+    let set = run(&["set", "prefill_chunk=256", "--rank", "1", "--at", &server.at()], &[]);
+    assert_eq!(set.stdout, "rank 1: prefill_chunk was 512, is 256\n");
     let set = run(&["set", "patience.compte=1s", "--at", &server.at()], &[]);
     assert_eq!(set.code, 2);
     assert!(set.stderr.contains("did you mean patience.compute?"), "{}", set.stderr);

@@ -153,6 +153,11 @@ impl HostCore {
         });
     }
 
+    /// Whether the whole group was refused and some ranks have not been told.
+    pub fn owes_refusals(&self) -> bool {
+        self.doomed.is_some()
+    }
+
     /// Whether somebody waits, so that time matters.
     pub fn is_busy(&self) -> bool {
         !self.gathering.is_empty()

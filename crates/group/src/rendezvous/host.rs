@@ -24,6 +24,8 @@ const INTRODUCTION: Duration = Duration::from_secs(5);
 const FAREWELL: Duration = Duration::from_secs(2);
 const EVENTS: usize = 256;
 const BUSY_TICK: Duration = Duration::from_millis(20);
+/// How long a meeting point that refused the group stays for ranks that have not come yet.
+const LINGER: Duration = Duration::from_secs(4);
 const IDLE_TICK: Duration = Duration::from_millis(500);
 
 /// What the meeting point needs.
@@ -50,6 +52,8 @@ pub struct Host {
     address: SocketAddr,
     listener: Arc<TcpListener>,
     stopping: Arc<AtomicBool>,
+    /// A refusal of the whole group that some ranks have not heard yet.
+    owes: Arc<AtomicBool>,
     events: SyncSender<Event>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -66,14 +70,15 @@ impl Host {
             address: listener.local_addr()?,
             listener: Arc::clone(&listener),
             stopping: Arc::new(AtomicBool::new(false)),
+            owes: Arc::new(AtomicBool::new(false)),
             events: events.clone(),
             threads: Vec::new(),
         };
-        let size = options.size;
+        let decider = Decider::new(options.size, Arc::clone(&host.owes));
         host.threads.push(
             Builder::new()
                 .name("rendezvous".to_owned())
-                .spawn(move || Decider::new(size).run(&inbox))?,
+                .spawn(move || decider.run(&inbox))?,
         );
         let stopping = Arc::clone(&host.stopping);
         let token = options.token;
@@ -93,6 +98,11 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        // Whoever comes late must learn why there is no group, not find nobody.
+        let deadline = Instant::now() + LINGER;
+        while self.owes.load(Ordering::Acquire) && Instant::now() < deadline {
+            std::thread::sleep(BUSY_TICK);
+        }
         self.stopping.store(true, Ordering::Release);
         // Wakes the accepting thread: on Linux a listener that is shut down refuses and returns.
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
@@ -262,11 +272,13 @@ struct Decider {
     core: HostCore,
     connections: HashMap<ConnectionId, Connection>,
     origin: Instant,
+    owes: Arc<AtomicBool>,
 }
 
 impl Decider {
-    fn new(size: usize) -> Self {
-        Self { core: HostCore::new(size), connections: HashMap::new(), origin: Instant::now() }
+    fn new(size: usize, owes: Arc<AtomicBool>) -> Self {
+        let (core, connections) = (HostCore::new(size), HashMap::new());
+        Self { core, connections, origin: Instant::now(), owes }
     }
 
     fn run(mut self, inbox: &Receiver<Event>) {
@@ -281,6 +293,8 @@ impl Decider {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.core.tick(self.origin.elapsed(), &mut out);
+            // Before rank 0 itself hears of it, and may go.
+            self.owes.store(self.core.owes_refusals(), Ordering::Release);
             self.carry_out(&mut out);
         }
         for connection in self.connections.values() {
