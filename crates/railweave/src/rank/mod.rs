@@ -297,3 +297,28 @@ fn pass_notes(notes: std::sync::mpsc::Receiver<Note>, current: Current) -> Resul
     };
     thread::Builder::new().name("notes".to_owned()).spawn(pass).map(drop).map_err(never)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::find;
+
+    #[test]
+    fn settings_and_the_group_accept_the_same_patience() {
+        for key in PatienceKey::ALL {
+            let name = format!("patience.{}", key.name());
+            let (least, most) = key.range();
+            let setting = find(&name).unwrap();
+            for (value, valid) in [
+                (least, true),
+                (most, true),
+                (least - Duration::from_millis(1), false),
+                (most + Duration::from_secs(1), false),
+            ] {
+                let text = format!("{}ms", value.as_millis());
+                let read = setting.parse(&mut Settings::default(), &text);
+                assert_eq!(read.is_ok(), valid, "{name} = {text}: {read:?}");
+            }
+        }
+    }
+}

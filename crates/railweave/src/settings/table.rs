@@ -100,7 +100,9 @@ macro_rules! keys {
     };
 }
 
-const PATIENCE: Valid = Valid::Time(Duration::from_millis(10), Duration::from_secs(86_400));
+/// The ranges of `group::patience`.
+const PATIENCE: Valid = Valid::Time(Duration::from_millis(100), Duration::from_secs(86_400));
+const SILENCE: Valid = Valid::Time(Duration::from_millis(1500), Duration::from_secs(86_400));
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
@@ -166,7 +168,7 @@ keys! {
         "How long to wait for bytes on a direct path";
     "patience.relay" = "5s", PATIENCE, LIVE, patience.relay,
         "How long to wait for bytes on a relayed path";
-    "patience.silent" = "10s", PATIENCE, LIVE, patience.silent,
+    "patience.silent" = "10s", SILENCE, LIVE, patience.silent,
         "How long a rank may send no heartbeat";
     "flight_dir" = "", Valid::Text(0, 4096), LOCAL, flight_dir,
         "Where flight records are written; empty takes the state directory";

@@ -176,8 +176,9 @@ impl Screen {
     }
 
     fn summary(&self, epoch: u64) -> String {
+        let ranks = if self.ranks == 1 { "rank" } else { "ranks" };
         let mut text =
-            format!("Railweave serves {} on {} ranks, epoch {epoch}.\n", self.model, self.ranks);
+            format!("Railweave serves {} on {} {ranks}, epoch {epoch}.\n", self.model, self.ranks);
         if let Some(api) = self.api {
             text.push_str(&format!("  API      http://{api}/v1\n"));
         }
