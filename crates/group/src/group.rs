@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric::{Buffer, Element, Fabric, Reduction, Transport, bytes_of, bytes_of_mut};
 
@@ -325,18 +325,27 @@ impl Group {
 /// Asks for a verdict and waits for it: the collector answers within half a second.
 fn stop(control: &Control, error: &fabric::FabricError) -> CollectiveError {
     control.propose(Reason::Failed { what: error.to_string() });
-    let deadline = Instant::now() + std::time::Duration::from_secs(2);
+    let deadline = Instant::now() + Duration::from_secs(2);
     while Instant::now() < deadline {
         if let Some(verdict) = control.verdict() {
             return CollectiveError::Stopped(verdict);
         }
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
     }
     CollectiveError::Fabric(error.clone())
 }
 
+/// How long a group that ends well waits for its last bytes to leave.
+const LEAVING_LIMIT: Duration = Duration::from_secs(1);
+
 impl Drop for Group {
     fn drop(&mut self) {
+        // The last operation may be over here before its bytes have left.
+        let deadline = Instant::now() + LEAVING_LIMIT;
+        let fabric = self.collectives.fabric();
+        if !self.control.failed() && !self.interrupted.load(Ordering::Relaxed) {
+            fabric.wait(|| (fabric.is_drained() || Instant::now() > deadline).then_some(()));
+        }
         self.control.close();
     }
 }

@@ -41,8 +41,8 @@ pub(super) enum Submitted {
 pub(super) struct Link {
     rails: Vec<Rail>,
     next_number: u32,
-    /// Writes of failed rails, in order, to be sent before anything new.
-    reposts: VecDeque<(Write, Owner)>,
+    /// Writes of failed rails, in order, to be sent before anything new, each with its rail.
+    reposts: VecDeque<(usize, Write, Owner)>,
 }
 
 impl Link {
@@ -97,14 +97,16 @@ impl Link {
             return false;
         }
         failed.fault = Some(fault);
-        self.reposts.append(&mut failed.outstanding);
+        let outstanding = failed.outstanding.drain(..);
+        self.reposts.extend(outstanding.map(|(write, owner)| (rail, write, owner)));
         true
     }
 
     /// True while puts of this rank are on their way.
     pub(super) fn has_puts(&self) -> bool {
         let outstanding = self.rails.iter().flat_map(|rail| &rail.outstanding);
-        outstanding.chain(&self.reposts).any(|(_, owner)| *owner == Owner::Put)
+        let reposts = self.reposts.iter().map(|(_, _, owner)| owner);
+        outstanding.map(|(_, owner)| owner).chain(reposts).any(|owner| *owner == Owner::Put)
     }
 
     pub(super) fn has_reposts(&self) -> bool {
@@ -120,8 +122,9 @@ impl Link {
         done: &mut Vec<Owner>,
     ) -> u64 {
         let mut count = 0;
-        while let Some((write, owner)) = self.reposts.front() {
-            let Some(rail) = self.working_rail(0) else { break };
+        while let Some((failed, write, owner)) = self.reposts.front() {
+            // The rail that later writes of the same lane take too: they must not overtake.
+            let Some(rail) = self.working_rail(*failed) else { break };
             match device.post(peer, rail, write) {
                 Ok(Posted::Done) => done.push(*owner),
                 Ok(Posted::Pending) => {

@@ -39,7 +39,11 @@ impl<W: Watch> Collectives<W> {
         self.arrivals(all, Channel::Exchange, value, incoming).await
     }
 
-    /// Waits for the fragments of these ranks, and until the own puts have left.
+    /// Waits for the fragments of these ranks.
+    ///
+    /// The own puts may not have left when it returns. Staging memory is safe all the same: it is
+    /// used again two exchanges later, when every rank has got what lay there. Memory of the
+    /// caller needs [`drained`](Self::drained).
     pub(super) async fn arrivals(
         &self,
         mut missing: RankSet,
@@ -48,37 +52,56 @@ impl<W: Watch> Collectives<W> {
         incoming: impl Fn(usize) -> u64,
     ) -> Result<(), CollectiveError> {
         let fabric = &*self.fabric;
-        let mut looks = 0_u32;
-        let mut hurried = false;
-        poll_fn(|_| {
+        let mut outside = None;
+        let arrived = || {
             for src in missing.iter() {
                 match fabric.has_arrived(src, channel, value, incoming(src)) {
                     Ok(true) => missing = missing.without(src),
                     Ok(false) => {}
-                    Err(outside) => return Poll::Ready(Err(outside.into())),
+                    Err(error) => outside = Some(error),
                 }
             }
-            // Others may wait for the acknowledgements of what came, and this rank may send
-            // nothing for long that could take them along.
-            if missing.is_empty() && !hurried {
-                hurried = fabric.hurry();
+            let via = || {
+                missing.iter().fold(0, |mask, src| {
+                    mask | fabric.missing_relays(src, channel, value, incoming(src))
+                })
+            };
+            if missing.is_empty() || outside.is_some() {
+                return None;
             }
-            if missing.is_empty() && fabric.is_drained() {
-                if looks > 0 {
+            Some(Waits { ranks: missing, via: RankSet(via()) })
+        };
+        self.until(arrived).await?;
+        outside.map_or(Ok(()), |outside| Err(outside.into()))
+    }
+
+    /// Waits until the own puts have left and their bytes may change. All ranks do so at the same
+    /// place of an operation, so each also acknowledges at once what it got.
+    pub(super) async fn drained(&self) -> Result<(), CollectiveError> {
+        let fabric = &*self.fabric;
+        let mut hurried = false;
+        let drained = || {
+            if fabric.is_drained() {
+                return None;
+            }
+            hurried = hurried || fabric.hurry();
+            Some(Waits { ranks: RankSet(fabric.undrained()), via: RankSet::EMPTY })
+        };
+        self.until(drained).await
+    }
+
+    /// Looks until there is nothing to wait for.
+    async fn until(&self, mut look: impl FnMut() -> Option<Waits>) -> Result<(), CollectiveError> {
+        let mut has_waited = false;
+        poll_fn(|_| {
+            let Some(waits) = look() else {
+                if has_waited {
                     self.watch.goes_on();
                 }
                 return Poll::Ready(Ok(()));
-            }
-            looks = looks.saturating_add(1);
-            let mut waits = || {
-                let via = missing.iter().fold(0, |mask, src| {
-                    mask | fabric.missing_relays(src, channel, value, incoming(src))
-                });
-                // All bytes are here, and own ones have not left: for whom do they wait?
-                let ranks = if missing.is_empty() { RankSet(fabric.undrained()) } else { missing };
-                Waits { ranks, via: RankSet(via) }
             };
-            match self.watch.waits(&mut waits) {
+            has_waited = true;
+            match self.watch.waits(&mut || waits) {
                 Ok(()) => Poll::Pending,
                 Err(verdict) => Poll::Ready(Err(CollectiveError::Stopped(verdict))),
             }

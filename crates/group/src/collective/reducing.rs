@@ -55,6 +55,10 @@ impl Data<'_> {
     }
 }
 
+/// Registered vectors of at most this size are copied before a one-shot all-reduce sends them: the
+/// copy takes less time than an acknowledgement.
+const COPIED_BYTES_MAX: u64 = 4 << 10;
+
 fn within(span: Span, part: &Range<u64>) -> Span {
     Span { offset: span.offset + part.start, len: part.end - part.start }
 }
@@ -98,13 +102,19 @@ impl<W: Watch> Collectives<W> {
         }
         self.begin(Operation::AllReduce)?;
         let len = data.len();
-        let result = match self.schedule_for(&data) {
+        let schedule = self.schedule_for(&data);
+        let mut result = match schedule {
             _ if self.size == 1 => self.copy_through(&data),
             Schedule::OneShot => self.one_shot(scalar, how, &mut data, len).await,
             Schedule::TwoShot => self.two_shot(scalar, how, &mut data, len).await,
             Schedule::Mapped => self.in_place(scalar, how, &data, len).await,
             Schedule::Ring => self.around(scalar, how, &mut data, len).await,
         };
+        // The caller may change its buffers from now on.
+        let is_copied = schedule == Schedule::OneShot && len <= COPIED_BYTES_MAX;
+        if result.is_ok() && matches!(data, Data::Registered { .. }) && !is_copied {
+            result = self.drained().await;
+        }
         self.watch.end();
         result
     }
@@ -194,12 +204,22 @@ impl<W: Watch> Collectives<W> {
         for part in chunks(len, self.slot_bytes()) {
             let (exchange, me) = (self.next_exchange(), self.rank);
             let staging = self.fabric.layout().staging(exchange);
-            let own = data.stage(self.fabric.region(), &part, staging)?;
+            let mut own = data.stage(self.fabric.region(), &part, staging)?;
+            // A small vector is sent from a copy, so that nobody waits until it has left.
+            let is_copied = matches!(data, Data::Plain(_)) || len <= COPIED_BYTES_MAX;
+            if is_copied && own.offset != staging.offset {
+                self.fabric.region().copy_to(own, self.fabric.region(), staging.offset)?;
+                own.offset = staging.offset;
+            }
             let mut to = [0; fabric::MAX_RANKS];
             for (dst, to) in to.iter_mut().enumerate().take(self.size) {
                 *to = self.fabric.exchange_place(me, dst, exchange, own.len);
             }
             self.exchange(|dst| Part { src: own, to: to[dst] }, |_| own.len).await?;
+            // The result may replace the input.
+            if !is_copied {
+                self.drained().await?;
+            }
             let fabric = &*self.fabric;
             let places;
             let mut target = match data {
@@ -237,8 +257,10 @@ impl<W: Watch> Collectives<W> {
             self.exchange(|dst| Part { src: piece(dst), to }, |_| mine.len).await?;
 
             let offset_of = |index: usize| part.start + slice(&local, index, size).start;
+            let second = self.next_exchange();
             let reduced = match data {
-                Data::Plain(_) => mine,
+                // What an exchange sends lies in its own staging memory: see `arrivals`.
+                Data::Plain(_) => Span { offset: layout.staging(second).offset, len: mine.len },
                 Data::Registered { output, .. } => {
                     Span { offset: output.offset + offset_of(rank), len: mine.len }
                 }
@@ -247,7 +269,6 @@ impl<W: Watch> Collectives<W> {
             let place = |src| layout.slot(src, first);
             self.combine(scalar, how, place, mine, &mut Target::Regions(&places))?;
 
-            let second = self.next_exchange();
             let to = match data {
                 Data::Plain(_) => layout.slot(rank, second),
                 Data::Registered { .. } => reduced.offset,

@@ -35,6 +35,8 @@ impl<W: Watch> Collectives<W> {
         let fabric = self.fabric.clone();
         let (layout, region) = (fabric.layout(), &**fabric.region());
         let (rank, size) = (self.rank, self.size);
+        // Steps are no exchanges: they use staging memory that an exchange may still send from.
+        self.drained().await?;
         for part in chunks(len, self.slot_bytes() * size as u64) {
             // A plain vector is worked on in staging memory, a registered one where it is.
             let (input, output) = match data {
@@ -77,7 +79,7 @@ impl<W: Watch> Collectives<W> {
                 self.consume()?;
             }
             // Everything has left before the vector is the caller's again.
-            self.arrivals(RankSet::EMPTY, Channel::Ring, 0, |_| 0).await?;
+            self.drained().await?;
             if let Data::Plain(bytes) = data {
                 region.read(output, &mut bytes[part.start as usize..part.end as usize])?;
             }

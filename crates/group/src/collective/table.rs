@@ -57,8 +57,11 @@ impl ScheduleTable {
     /// The built-in table of a group of this size. With two ranks the second exchange that reading
     /// in place needs is cheap; with more it costs what a few kibibytes do.
     pub fn for_ranks(ranks: usize) -> Self {
-        let mapped_bytes_min = if ranks <= 2 { 1 << 10 } else { 8 << 10 };
-        Self { mapped_bytes_min, ..Self::default() }
+        if ranks > 2 {
+            return Self { mapped_bytes_min: 8 << 10, ..Self::default() };
+        }
+        // Between two ranks one-shot sends no more than two-shot does, in half the exchanges.
+        Self { mapped_bytes_min: 1 << 10, one_shot_bytes_max: 4 << 20, ..Self::default() }
     }
 
     /// The table that uses one schedule for everything, where it can be used.

@@ -75,11 +75,8 @@ impl Host {
             threads: Vec::new(),
         };
         let decider = Decider::new(options.size, Arc::clone(&host.owes));
-        host.threads.push(
-            Builder::new()
-                .name("rendezvous".to_owned())
-                .spawn(move || decider.run(&inbox))?,
-        );
+        host.threads
+            .push(Builder::new().name("rendezvous".to_owned()).spawn(move || decider.run(&inbox))?);
         let stopping = Arc::clone(&host.stopping);
         let token = options.token;
         host.threads.push(
