@@ -170,13 +170,16 @@ fn plain_faults_are_named() {
 /// Runs that once broke an invariant.
 #[test]
 fn regressions() {
-    const SEEDS: [(u64, &str); 6] = [
+    const SEEDS: [(u64, &str); 9] = [
         (412, "a relay whose way on was shut by another relay was named"),
         (334, "a relay whose frames were held was named"),
         (441, "a rank that had begun nothing counted as one that was ahead"),
         (568, "a wait for the own puts to leave had no end"),
         (1433, "a rank whose puts could not leave was named for one that was stopped"),
         (637, "a rank whose puts could not leave was named for one without power"),
+        (9700, "a write posted again was overtaken by a later one of its lane on another rail"),
+        (2416, "a reduced slice was overwritten in staging memory before it had left"),
+        (523, "a ring all-reduce overwrote staging memory that an exchange still sent from"),
     ];
     for (seed, what) in SEEDS {
         if let Err(violation) = SimGroup::from_seed(seed).run() {

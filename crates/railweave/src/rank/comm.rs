@@ -139,6 +139,10 @@ impl Communicator for GroupCommunicator {
     }
 
     fn enter(&mut self, activity: Activity) {
+        // Rank 0 tells its state from its requests; the others from what it sends them.
+        if self.rank != 0 && activity == Activity::Idle {
+            self.health.set_state(State::Idle);
+        }
         if let Some(group) = &self.group {
             group.enter(match activity {
                 Activity::Compute => Phase::Compute,
@@ -152,6 +156,7 @@ impl Communicator for GroupCommunicator {
             return Err(CommunicatorError::Closed);
         }
         self.health.set_state(State::Recovering);
+        self.events.send(&Event::Rendezvous { present: 1 });
         match self.form_group() {
             Ok(()) => {
                 let epoch = u64::from(self.epoch());

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use engine::api::{Api, ApiKey, ApiSettings};
-use engine::model::{KvLimits, Model, ModelFile, Split};
+use engine::model::{KV_BLOCK_TOKENS, KvLimits, Model, ModelFile, Split};
 use engine::serving::{FaultHook, Lead, Limits, RequestQueue, follow};
 use engine::tokenizer::Tokenizer;
 use fabric::auth::Token;
@@ -107,9 +107,14 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let limits = Limits::of(&model);
+    if limits.request_tokens() < 2 {
+        return Err(never(CacheTooSmall { kv_bytes: settings.kv_bytes.0, ranks: size }));
+    }
     let queue = Arc::new(RequestQueue::new(settings.queue_limit as usize, limits.request_tokens()));
     stop_in_order(stop.clone(), &stopping, &queue, &events, &current)?;
 
+    // From before there is a group: what was said of earlier processes is about no rank of it.
+    pass_notes(notes, current.clone())?;
     events.send(&Event::Rendezvous { present: 1 });
     let mut group = GroupCommunicator::form(
         member,
@@ -121,8 +126,6 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
     )
     .map_err(|error| RankError { retry: !error.is_final(), source: Box::new(error) })?;
     events.send(&Event::Proof { proven: 1, total: 1 });
-    pass_notes(notes, current)?;
-
     let telling = Arc::new(Telling {
         metrics: metrics.clone(),
         health,
@@ -145,6 +148,8 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
             settings: ApiSettings { key, ..ApiSettings::default() },
         })
         .fallback(engine::api::not_found);
+        // Beyond loopback a key is required; on it, web pages must not use a browser's way in.
+        let api = if settings.allow_remote { api } else { routes::for_this_machine(api) };
         let api = serve_at(settings.listen, state, api)?;
         let address = api.address();
         events.send(&Event::Listening { metrics: own.address(), api: Some(address) });
@@ -160,6 +165,17 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
     drop(group);
     own.stop();
     served.map_err(|error| RankError { source: Box::new(error), retry: true })
+}
+
+/// A cache in which no request fits.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "kv_bytes is {kv_bytes} bytes over {ranks} ranks, which holds no block of {KV_BLOCK_TOKENS} \
+     tokens of this model; raise it, to 64MiB for example"
+)]
+struct CacheTooSmall {
+    kv_bytes: u64,
+    ranks: usize,
 }
 
 /// A fault that starting the rank again does not cure.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -58,25 +58,42 @@ pub(super) fn router(controls: Arc<Controls>) -> Router {
     if controls.faults.is_some() {
         router = router.route("/faults", post(misbehave));
     }
-    router.layer(middleware::from_fn(only_local_names)).with_state(controls)
+    for_this_machine(router.with_state(controls))
 }
 
-/// A web page whose name resolves to this machine must not be able to change anything: its
-/// requests carry that name.
-async fn only_local_names(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-    let name = host.map(|host| match host.rsplit_once(':') {
+/// Refuses what a web page makes a browser send: requests by a name that is not this machine's,
+/// and requests that come from a page of another origin.
+pub(super) fn for_this_machine(router: Router) -> Router {
+    router.layer(middleware::from_fn(only_local))
+}
+
+async fn only_local(request: Request, next: Next) -> Response {
+    match refusal(request.headers()) {
+        Some(message) => refuse(StatusCode::FORBIDDEN, message),
+        None => next.run(request).await,
+    }
+}
+
+fn refusal(headers: &HeaderMap) -> Option<&'static str> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    if !text(header::HOST).is_some_and(is_local) {
+        return Some("ask by address, such as 127.0.0.1, or as localhost");
+    }
+    let origin = text(header::ORIGIN).map(|origin| origin.split_once("://").map_or("", |o| o.1));
+    if origin.is_some_and(|origin| !is_local(origin)) {
+        return Some("pages of other sites may not use this server");
+    }
+    None
+}
+
+/// Whether HOST or HOST:PORT is an address or localhost, and so no name that a page could choose.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
-    });
-    let local = name.is_some_and(|name| {
-        let bare = name.trim_start_matches('[').trim_end_matches(']');
-        name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok()
-    });
-    if local {
-        return next.run(request).await;
-    }
-    refuse(StatusCode::FORBIDDEN, "ask by address, such as 127.0.0.1, or as localhost")
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok()
 }
 
 fn refuse(status: StatusCode, message: &str) -> Response {
@@ -137,5 +154,20 @@ async fn misbehave(State(controls): State<Arc<Controls>>, Json(fault): Json<Faul
         Json(json!({ "done": true })).into_response()
     } else {
         refuse(StatusCode::CONFLICT, "this rank cannot do that now")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_local;
+
+    #[test]
+    fn only_addresses_and_localhost_are_local() {
+        for host in ["127.0.0.1", "127.0.0.1:9400", "localhost:80", "[::1]:80", "[::1]"] {
+            assert!(is_local(host), "{host}");
+        }
+        for host in ["evil.example", "evil.example:9400", "", "localhost.evil.example", "null"] {
+            assert!(!is_local(host), "{host}");
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! Decides what happens to the ranks of this machine. Inputs and the time come in, actions go out.
 //!
 //! Only a process this supervisor started is ever signalled, and a healthy one never: a rank is killed when the
-//! group's verdict names it silent, when it was named stalled and did not join again in time, when it never got
-//! ready, or when everything stops.
+//! group's verdict names it silent, when it did not join again in time after a verdict, when it never got ready, or when everything stops.
 
 use std::time::Duration;
 
@@ -173,11 +172,21 @@ struct Rank {
     state: State,
     /// The highest epoch known when this process was started: verdicts up to it are about an earlier one.
     born_after: Option<u64>,
-    /// Named stalled: the epoch, and until when it may join again.
-    stalled: Option<(u64, Duration)>,
+    /// Its epoch ended, and it must come to meet the others.
+    awaited: Option<Awaited>,
     restarts: Vec<Duration>,
     last_words: Option<(String, bool)>,
     killed_for: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Awaited {
+    /// The epoch that ended.
+    epoch: u64,
+    /// When it is given up.
+    until: Duration,
+    /// Whether the verdict named it stalled.
+    named: bool,
 }
 
 impl Rank {
@@ -213,7 +222,7 @@ impl Core {
             life: 0,
             state: State::Due(Duration::ZERO),
             born_after: None,
-            stalled: None,
+            awaited: None,
             restarts: Vec::new(),
             last_words: None,
             killed_for: None,
@@ -242,7 +251,7 @@ impl Core {
         match rank.state {
             State::Due(at) => Some(at),
             State::Starting(since) if rank.killed_for.is_none() => Some(since + self.policy.start),
-            State::Joined if rank.killed_for.is_none() => rank.stalled.map(|(_, until)| until),
+            State::Joined if rank.killed_for.is_none() => rank.awaited.map(|awaited| awaited.until),
             _ => None,
         }
     }
@@ -289,11 +298,13 @@ impl Core {
             Event::Ready { epoch } | Event::Reformed { epoch } => {
                 let epoch = *epoch;
                 entry.state = State::Joined;
-                if entry.stalled.is_some_and(|(named, _)| epoch > named) {
-                    entry.stalled = None;
+                if entry.awaited.is_some_and(|awaited| epoch > awaited.epoch) {
+                    entry.awaited = None;
                 }
                 self.epoch = self.epoch.max(Some(epoch));
             }
+            // It came to meet the others: from now on it waits for them.
+            Event::Rendezvous { .. } => entry.awaited = None,
             Event::Failed { error, retry } => entry.last_words = Some((error.clone(), *retry)),
             Event::Verdict { epoch, kind, rank: named, text } => {
                 let (epoch, kind, named, text) = (*epoch, *kind, *named, text.clone());
@@ -329,7 +340,8 @@ impl Core {
         actions: &mut Vec<Action>,
     ) {
         let known = (epoch, kind, named);
-        if !self.verdicts.contains(&known) {
+        let is_new = !self.verdicts.contains(&known);
+        if is_new {
             if self.verdicts.len() == REMEMBERED_VERDICTS {
                 self.verdicts.remove(0);
             }
@@ -340,18 +352,20 @@ impl Core {
         if !matches!(self.mode, Mode::Running) || !self.policy.restart {
             return;
         }
-        let patience = self.policy.stalled;
-        let Some(entry) = named.and_then(|rank| self.ranks.get_mut(rank as usize)) else { return };
-        let about_this_life = entry.born_after.is_none_or(|before| epoch > before);
-        if !entry.running() || !about_this_life || entry.killed_for.is_some() {
-            return;
-        }
-        match kind {
-            VerdictKind::Silent => kill(entry, named.unwrap_or(from), text, actions),
-            VerdictKind::Stalled if entry.stalled.is_none() => {
-                entry.stalled = Some((epoch, now + patience));
+        let until = now + self.policy.stalled;
+        for (rank, entry) in self.ranks.iter_mut().enumerate() {
+            let about_this_life = entry.born_after.is_none_or(|before| epoch > before);
+            if !entry.running() || !about_this_life || entry.killed_for.is_some() {
+                continue;
             }
-            _ => {}
+            let is_named = named == Some(rank as u32);
+            if is_named && kind == VerdictKind::Silent {
+                kill(entry, rank as u32, text.clone(), actions);
+            } else if is_new && entry.state == State::Joined {
+                // A rank that hangs while no group lives is judged by nobody else.
+                let named = is_named && kind == VerdictKind::Stalled;
+                entry.awaited = Some(Awaited { epoch, until, named });
+            }
         }
     }
 
@@ -367,7 +381,7 @@ impl Core {
         let Some(entry) = self.current(rank, life) else { return };
         let words = entry.last_words.take();
         let killed = entry.killed_for.take();
-        entry.stalled = None;
+        entry.awaited = None;
         entry.state = State::Gone;
         if !matches!(self.mode, Mode::Running) {
             return;
@@ -490,14 +504,17 @@ impl Core {
                 kill(entry, rank, reason, actions);
             }
             State::Joined => {
-                if let Some((_, until)) = entry.stalled
-                    && now >= until
+                if let Some(awaited) = entry.awaited
+                    && now >= awaited.until
                     && entry.killed_for.is_none()
                 {
-                    let reason = format!(
-                        "it was named stalled and did not join again within {} s (patience.compute)",
-                        policy.stalled.as_secs_f64()
-                    );
+                    let what = if awaited.named {
+                        "it was named stalled and did not join again"
+                    } else {
+                        "it did not come to meet the others after the group stopped"
+                    };
+                    let limit = policy.stalled.as_secs_f64();
+                    let reason = format!("{what} within {limit} s (patience.compute)");
                     kill(entry, rank, reason, actions);
                 }
             }
