@@ -61,7 +61,7 @@ impl ScheduleTable {
             return Self { mapped_bytes_min: 8 << 10, ..Self::default() };
         }
         // Between two ranks one-shot sends no more than two-shot does, in half the exchanges.
-        Self { mapped_bytes_min: 1 << 10, one_shot_bytes_max: 4 << 20, ..Self::default() }
+        Self { mapped_bytes_min: 1 << 10, one_shot_bytes_max: 256 << 10, ..Self::default() }
     }
 
     /// The table that uses one schedule for everything, where it can be used.

@@ -122,10 +122,18 @@ fn a_silent_rank_is_killed_once_whoever_says_so() {
     assert_eq!(killed(&core.handle(at(90), event(1, 0, later))), [2]);
 }
 
+/// These ranks come to meet the others, as a healthy rank does after a verdict.
+fn meet(core: &mut Core, ranks: &[u32]) {
+    for &rank in ranks {
+        core.handle(at(21), event(rank, 0, Event::Rendezvous { present: 1 }));
+    }
+}
+
 #[test]
 fn a_stalled_rank_is_killed_only_if_it_does_not_join_again() {
     let mut core = serving();
     core.handle(at(20), event(0, 0, verdict(VerdictKind::Stalled, 1, 2)));
+    meet(&mut core, &[0, 1]);
     assert_eq!(core.next_tick(), Some(at(80)));
     assert!(killed(&core.handle(at(79), Input::Tick)).is_empty());
     assert_eq!(killed(&core.handle(at(80), Input::Tick)), [2]);
@@ -133,12 +141,23 @@ fn a_stalled_rank_is_killed_only_if_it_does_not_join_again() {
 
     let mut core = serving();
     core.handle(at(20), event(0, 0, verdict(VerdictKind::Stalled, 1, 2)));
+    meet(&mut core, &[0, 1]);
     core.handle(at(30), event(2, 0, Event::Reformed { epoch: 2 }));
     assert!(killed(&core.handle(at(200), Input::Tick)).is_empty());
 }
 
 #[test]
-fn other_verdicts_kill_nobody() {
+fn a_rank_that_hangs_while_no_group_lives_is_killed_in_time() {
+    let mut core = serving();
+    // Rank 2 was named; rank 1 hangs too, and no group is left to say so.
+    assert_eq!(killed(&core.handle(at(20), event(0, 0, verdict(VerdictKind::Silent, 1, 2)))), [2]);
+    meet(&mut core, &[0]);
+    assert!(killed(&core.handle(at(79), Input::Tick)).is_empty());
+    assert_eq!(killed(&core.handle(at(80), Input::Tick)), [1]);
+}
+
+#[test]
+fn other_verdicts_kill_nobody_that_comes_to_meet_the_others() {
     for kind in [
         VerdictKind::Dead,
         VerdictKind::PathBroken,
@@ -149,6 +168,7 @@ fn other_verdicts_kill_nobody() {
     ] {
         let mut core = serving();
         assert!(killed(&core.handle(at(20), event(0, 0, verdict(kind, 1, 2)))).is_empty());
+        meet(&mut core, &[0, 1, 2]);
         assert!(killed(&core.handle(at(5000), Input::Tick)).is_empty());
     }
 }
