@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::auth::Token;
+use crate::device::{Device, Parker};
 use crate::endpoint::{Endpoint, EndpointSettings};
 use crate::fabric::{Fabric, FabricParts, Waiting};
 use crate::inbox::FIRST_NUMBER;
@@ -213,86 +214,70 @@ impl Wiring {
                 .map(|blob| String::from_utf8_lossy(blob).into_owned())
                 .unwrap_or_default(),
         };
-        let (parts, parker): (FabricParts, Arc<dyn crate::Parker>) = match prepared {
-            Prepared::Shm(handover) => {
-                let mut names = vec![None; topology.ranks()];
-                for peer in topology.neighbours(rank) {
-                    let blob = blobs.get(peer).map(Vec::as_slice).unwrap_or_default();
-                    names[peer] = Some(blob.try_into().map_err(|_| unreadable(peer))?);
+        let (device, parker, region, mapped): (Box<dyn Device>, Arc<dyn Parker>, _, _) =
+            match prepared {
+                Prepared::Shm(handover) => {
+                    let mut names = vec![None; topology.ranks()];
+                    for peer in topology.neighbours(rank) {
+                        let blob = blobs.get(peer).map(Vec::as_slice).unwrap_or_default();
+                        names[peer] = Some(blob.try_into().map_err(|_| unreadable(peer))?);
+                    }
+                    let region = handover.region();
+                    let mapped = handover.exchange(epoch, &names, deadline)?;
+                    let device =
+                        ShmDevice::new(rank, Arc::clone(&region), &mapped, topology.rails());
+                    let parker = ShmParker::new(Arc::clone(&region));
+                    (Box::new(device), Arc::new(parker), region, mapped)
                 }
-                let region = handover.region();
-                let mapped = handover.exchange(epoch, &names, deadline)?;
-                let device = ShmDevice::new(rank, Arc::clone(&region), &mapped, topology.rails());
-                let parker = Arc::new(ShmParker::new(Arc::clone(&region)));
-                let parts = FabricParts {
-                    rank,
-                    endpoint: Endpoint::new(
+                Prepared::Tcp { region, listeners } => {
+                    let mut neighbours = Vec::new();
+                    for peer in topology.neighbours(rank) {
+                        let told = blobs.get(peer).and_then(|blob| std::str::from_utf8(blob).ok());
+                        let addresses = told
+                            .unwrap_or_default()
+                            .split_whitespace()
+                            .map(|address| address.parse().map_err(|_| unreadable(peer)))
+                            .collect::<Result<Vec<SocketAddr>, _>>()?;
+                        let last = *addresses.last().ok_or_else(|| unreadable(peer))?;
+                        let addresses = (0..topology.rails())
+                            .map(|rail| addresses.get(rail).copied().unwrap_or(last))
+                            .collect();
+                        neighbours.push(PeerEndpoint { rank: peer, addresses });
+                    }
+                    let (device, parker) = crate::tcp::connect(TcpSetup {
                         rank,
                         epoch,
-                        &topology,
-                        Arc::clone(&layout),
-                        Arc::clone(&region),
-                        Box::new(device),
-                        settings.endpoint,
-                    ),
-                    topology,
-                    layout,
-                    region,
-                    mapped,
-                    stripe_bytes_min: settings.endpoint.stripe_bytes_min,
-                    arrivals_need_progress: false,
-                    waiting: settings.waiting,
-                };
-                (parts, parker)
-            }
-            Prepared::Tcp { region, listeners } => {
-                let mut neighbours = Vec::new();
-                for peer in topology.neighbours(rank) {
-                    let text = blobs.get(peer).and_then(|blob| std::str::from_utf8(blob).ok());
-                    let addresses = text
-                        .unwrap_or_default()
-                        .split_whitespace()
-                        .map(|address| address.parse::<SocketAddr>().map_err(|_| unreadable(peer)))
-                        .collect::<Result<Vec<_>, _>>()?;
-                    let last = *addresses.last().ok_or_else(|| unreadable(peer))?;
-                    let addresses = (0..topology.rails())
-                        .map(|rail| addresses.get(rail).copied().unwrap_or(last))
-                        .collect();
-                    neighbours.push(PeerEndpoint { rank: peer, addresses });
+                        neighbours,
+                        rails: topology.rails(),
+                        token: settings.token,
+                        crc: settings.crc,
+                        region: Arc::clone(&region),
+                        listeners,
+                        first_number: FIRST_NUMBER,
+                        deadline,
+                    })?;
+                    (Box::new(device), parker, region, vec![None; topology.ranks()])
                 }
-                let (device, parker) = crate::tcp::connect(TcpSetup {
-                    rank,
-                    epoch,
-                    neighbours,
-                    rails: topology.rails(),
-                    token: settings.token,
-                    crc: settings.crc,
-                    region: Arc::clone(&region),
-                    listeners,
-                    first_number: FIRST_NUMBER,
-                    deadline,
-                })?;
-                let parts = FabricParts {
-                    rank,
-                    endpoint: Endpoint::new(
-                        rank,
-                        epoch,
-                        &topology,
-                        Arc::clone(&layout),
-                        Arc::clone(&region),
-                        Box::new(device),
-                        settings.endpoint,
-                    ),
-                    mapped: vec![None; topology.ranks()],
-                    topology,
-                    layout,
-                    region,
-                    stripe_bytes_min: settings.endpoint.stripe_bytes_min,
-                    arrivals_need_progress: true,
-                    waiting: settings.waiting,
-                };
-                (parts, parker)
-            }
+            };
+        let endpoint = Endpoint::new(
+            rank,
+            epoch,
+            &topology,
+            Arc::clone(&layout),
+            Arc::clone(&region),
+            device,
+            settings.endpoint,
+        );
+        let parts = FabricParts {
+            rank,
+            topology,
+            layout,
+            region,
+            mapped,
+            endpoint,
+            stripe_bytes_min: settings.endpoint.stripe_bytes_min,
+            arrivals_need_progress: settings.transport == Transport::Tcp,
+            waiting: settings.waiting,
         };
         let fabric = Fabric::new(parts, parker);
         fabric.start_progress().map_err(|source| WiringError::System {
