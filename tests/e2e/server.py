@@ -73,6 +73,7 @@ class Server:
 
     def __init__(self, ranks=4, model=None, flags=(), env=None):
         self.ranks = ranks
+        self.failed_before = Checks.failures
         self.api = free_port()
         self.metrics = free_ports(ranks)
         self.home = tempfile.TemporaryDirectory(prefix="railweave-e2e-")
@@ -167,6 +168,9 @@ class Server:
                 self.process.kill()
                 self.process.wait()
         self.log.close()
+        if Checks.failures > self.failed_before:
+            tail = self.log_path.read_text(errors="replace").splitlines()[-80:]
+            print("\n".join(["     the server's log ends:", *(f"     | {line}" for line in tail)]), flush=True)
         self.home.cleanup()
 
 
@@ -225,11 +229,14 @@ class Clients:
 class Checks:
     """Counts what passed and what did not, and prints the closing line."""
 
+    failures = 0  # of all of them: a server prints its log if checks failed while it ran
+
     def __init__(self):
         self.passed = self.failed = 0
 
     def check(self, name, ok, detail=""):
         self.passed, self.failed = self.passed + bool(ok), self.failed + (not ok)
+        Checks.failures += not ok
         print(f"{'ok  ' if ok else 'FAIL'} {name}{': ' + str(detail) if detail != '' else ''}", flush=True)
         return ok
 

@@ -50,6 +50,9 @@ pub enum Event {
     Rendezvous {
         /// Ranks that are there, this one included.
         present: u32,
+        /// The epoch that ended, if this is not the first meeting.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<u64>,
     },
     /// Paths are being proven.
     Proof {

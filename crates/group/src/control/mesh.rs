@@ -112,7 +112,6 @@ enum Input {
     Submit(Proposal),
     Link(LinkReport),
     Note(SupervisorNote),
-    FabricBeacon { rank: usize, beacon: Beacon },
     OnVerdict(VerdictCallback),
     Wake,
 }
@@ -195,8 +194,9 @@ impl Control {
         control.spawn(format!("control-{rank}"), move || worker.run(&receiver))?;
         for (peer, stream) in readers {
             let inputs = control.inputs.clone();
+            let shared = Arc::clone(&control.shared);
             control.spawn(format!("control-{rank}-from-{peer}"), move || {
-                read_peer(peer, stream, &inputs);
+                read_peer(peer, stream, &shared, &inputs);
             })?;
         }
         Ok(control)
@@ -259,8 +259,7 @@ impl Control {
 
     /// Takes in a beacon that `rank` put through the fabric. One read twice changes nothing.
     pub fn fabric_beacon(&self, rank: usize, beacon: Beacon) {
-        // One of many: where the queue is full, the next will do.
-        let _ = self.inputs.try_send(Input::FabricBeacon { rank, beacon });
+        self.shared.core().on_fabric_beacon(self.now(), rank, beacon);
     }
 
     /// Calls `callback` on the control thread when the verdict is adopted, at once if it is already.
@@ -302,7 +301,7 @@ impl Drop for Control {
     }
 }
 
-fn read_peer(peer: usize, mut stream: TcpStream, inputs: &SyncSender<Input>) {
+fn read_peer(peer: usize, mut stream: TcpStream, shared: &Shared, inputs: &SyncSender<Input>) {
     let mut buffer = Vec::new();
     let mut chunk = [0u8; 16 * 1024];
     let why = 'connection: loop {
@@ -319,6 +318,11 @@ fn read_peer(peer: usize, mut stream: TcpStream, inputs: &SyncSender<Input>) {
                 Ok(Some((frame, length))) => {
                     used += length;
                     match Message::decode(&frame) {
+                        // Most messages are heartbeats. They ask for nothing, so they do not wake the control thread.
+                        Ok(message @ Message::Heartbeat(_)) => {
+                            let now = shared.origin.elapsed();
+                            shared.core().on_message(now, peer, frame.epoch, message, &mut Vec::new());
+                        }
                         Ok(message) => {
                             let input = Input::Message { from: peer, epoch: frame.epoch, message };
                             if inputs.send(input).is_err() {
@@ -404,7 +408,6 @@ impl Worker {
             Input::Submit(proposal) => core.submit(now, proposal, out),
             Input::Link(report) => core.report_link(report, out),
             Input::Note(note) => core.note(now, note, out),
-            Input::FabricBeacon { rank, beacon } => core.on_fabric_beacon(now, rank, beacon),
             Input::OnVerdict(callback) => {
                 drop(core);
                 match self.shared.verdict.get() {

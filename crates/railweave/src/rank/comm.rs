@@ -156,7 +156,8 @@ impl Communicator for GroupCommunicator {
             return Err(CommunicatorError::Closed);
         }
         self.health.set_state(State::Recovering);
-        self.events.send(&Event::Rendezvous { present: 1 });
+        let after = self.group.as_ref().map(|group| group.epoch().into());
+        self.events.send(&Event::Rendezvous { present: 1, after });
         match self.form_group() {
             Ok(()) => {
                 let epoch = u64::from(self.epoch());

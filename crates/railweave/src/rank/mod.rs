@@ -115,7 +115,7 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
 
     // From before there is a group: what was said of earlier processes is about no rank of it.
     pass_notes(notes, current.clone())?;
-    events.send(&Event::Rendezvous { present: 1 });
+    events.send(&Event::Rendezvous { present: 1, after: None });
     let mut group = GroupCommunicator::form(
         member,
         (rank, size),

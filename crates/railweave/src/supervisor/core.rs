@@ -172,6 +172,8 @@ struct Rank {
     state: State,
     /// The highest epoch known when this process was started: verdicts up to it are about an earlier one.
     born_after: Option<u64>,
+    /// The epoch after which it last came to meet the others.
+    met_after: Option<u64>,
     /// Its epoch ended, and it must come to meet the others.
     awaited: Option<Awaited>,
     restarts: Vec<Duration>,
@@ -222,6 +224,7 @@ impl Core {
             life: 0,
             state: State::Due(Duration::ZERO),
             born_after: None,
+            met_after: None,
             awaited: None,
             restarts: Vec::new(),
             last_words: None,
@@ -304,7 +307,10 @@ impl Core {
                 self.epoch = self.epoch.max(Some(epoch));
             }
             // It came to meet the others: from now on it waits for them.
-            Event::Rendezvous { .. } => entry.awaited = None,
+            Event::Rendezvous { after, .. } => {
+                entry.met_after = *after;
+                entry.awaited = None;
+            }
             Event::Failed { error, retry } => entry.last_words = Some((error.clone(), *retry)),
             Event::Verdict { epoch, kind, rank: named, text } => {
                 let (epoch, kind, named, text) = (*epoch, *kind, *named, text.clone());
@@ -361,7 +367,8 @@ impl Core {
             let is_named = named == Some(rank as u32);
             if is_named && kind == VerdictKind::Silent {
                 kill(entry, rank as u32, text.clone(), actions);
-            } else if is_new && entry.state == State::Joined {
+            } else if is_new && entry.state == State::Joined && entry.met_after < Some(epoch) {
+                // The verdict and a rank's coming are told by two threads, in either order.
                 // A rank that hangs while no group lives is judged by nobody else.
                 let named = is_named && kind == VerdictKind::Stalled;
                 entry.awaited = Some(Awaited { epoch, until, named });
@@ -405,6 +412,7 @@ impl Core {
             entry.restarts.push(now);
             entry.life += 1;
             entry.born_after = epoch;
+            entry.met_after = None;
             entry.state = State::Due(now + delay);
             return;
         }

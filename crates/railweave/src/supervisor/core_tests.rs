@@ -122,11 +122,24 @@ fn a_silent_rank_is_killed_once_whoever_says_so() {
     assert_eq!(killed(&core.handle(at(90), event(1, 0, later))), [2]);
 }
 
+fn came(rank: u32) -> Input {
+    event(rank, 0, Event::Rendezvous { present: 1, after: Some(1) })
+}
+
 /// These ranks come to meet the others, as a healthy rank does after a verdict.
 fn meet(core: &mut Core, ranks: &[u32]) {
     for &rank in ranks {
-        core.handle(at(21), event(rank, 0, Event::Rendezvous { present: 1 }));
+        core.handle(at(21), came(rank));
     }
+}
+
+#[test]
+fn a_rank_that_came_before_its_verdict_was_told_is_left_alone() {
+    let mut core = serving();
+    core.handle(at(20), came(0));
+    core.handle(at(20), event(0, 0, verdict(VerdictKind::Stalled, 1, 2)));
+    meet(&mut core, &[1, 2, 3]);
+    assert!(killed(&core.handle(at(81), Input::Tick)).is_empty());
 }
 
 #[test]

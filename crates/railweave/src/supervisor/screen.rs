@@ -103,7 +103,7 @@ impl Screen {
             Event::Loading { done_bytes, total_bytes } => {
                 self.loading(rank, *done_bytes, *total_bytes);
             }
-            Event::Rendezvous { present } => {
+            Event::Rendezvous { present, .. } => {
                 self.starting(format!("ranks meet: {present} of {}", self.ranks));
             }
             Event::Proof { proven, total } => {
