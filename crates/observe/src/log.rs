@@ -6,31 +6,26 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The variable of the environment that overrides the level.
-pub const VARIABLE: &str = "RAILWEAVE_LOG";
-
 /// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The filter is malformed.
     #[error(
-        "{VARIABLE}=`{value}`: {reason}; use a level (error, warn, info, debug, trace) or target=level, separated by commas"
+        "{part:?} is no log filter; use a level (error, warn, info, debug, trace, off) or target=level, separated by commas"
     )]
     Filter {
-        /// The variable's value.
-        value: String,
-        /// What is wrong with it.
-        reason: String,
+        /// The part of the filter that is wrong.
+        part: String,
     },
     /// Something has set up logging before.
     #[error("logging is set up already; call init once for a process")]
     Twice,
 }
 
-/// Sends events at `default` and above to standard error, one line each, or as the environment's
-/// [`VARIABLE`] says. `None` is quiet: warnings and errors only. Colours only on a terminal.
-pub fn init(default: Option<LevelFilter>) -> Result<(), LogError> {
-    let filter = filter(default, std::env::var(VARIABLE).ok().as_deref())?;
+/// Sends events to standard error, one line each, as `filter` says: levels and `target=level` pairs, separated by
+/// commas; empty is quiet, warnings and errors only. Colours only on a terminal.
+pub fn init(filter: &str) -> Result<(), LogError> {
+    let filter = parse(filter)?;
     let terminal = io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -40,13 +35,21 @@ pub fn init(default: Option<LevelFilter>) -> Result<(), LogError> {
     done.map_err(|_| LogError::Twice)
 }
 
-fn filter(default: Option<LevelFilter>, value: Option<&str>) -> Result<EnvFilter, LogError> {
-    let builder =
-        EnvFilter::builder().with_default_directive(default.unwrap_or(LevelFilter::WARN).into());
-    let value = value.map(str::trim).unwrap_or_default();
-    builder
-        .parse(value)
-        .map_err(|error| LogError::Filter { value: value.to_owned(), reason: error.to_string() })
+/// Whether [`init`] would take a filter.
+pub fn check(filter: &str) -> Result<(), LogError> {
+    parse(filter).map(drop)
+}
+
+fn parse(text: &str) -> Result<EnvFilter, LogError> {
+    let mut filter = EnvFilter::default().add_directive(LevelFilter::WARN.into());
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let wrong = || LogError::Filter { part: part.to_owned() };
+        // A bare word that is no level would be taken for a target, and everything else silenced.
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        level.parse::<LevelFilter>().map_err(|_| wrong())?;
+        filter = filter.add_directive(part.parse().map_err(|_| wrong())?);
+    }
+    Ok(filter)
 }
 
 /// Wraps a maker of writers so that an event stays one line whatever its texts hold.
@@ -127,17 +130,20 @@ mod tests {
 
     #[test]
     fn quiet_by_default_and_one_line_an_event() {
-        let text = logged(filter(None, None).unwrap());
+        let text = logged(parse("").unwrap());
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.contains("WARN") && text.contains("two\\nlines") && text.contains("peer=2"));
     }
 
     #[test]
-    fn the_environment_overrides_the_level_and_a_bad_filter_is_named() {
-        assert_eq!(logged(filter(None, Some("info")).unwrap()).lines().count(), 2);
-        assert_eq!(logged(filter(Some(LevelFilter::INFO), None).unwrap()).lines().count(), 2);
-        assert_eq!(logged(filter(Some(LevelFilter::INFO), Some("off")).unwrap()), "");
-        let error = filter(None, Some("observe=loud")).unwrap_err().to_string();
-        assert!(error.contains("RAILWEAVE_LOG=`observe=loud`"), "{error}");
+    fn levels_and_targets_are_taken_and_anything_else_is_named() {
+        assert_eq!(logged(parse("info").unwrap()).lines().count(), 2);
+        assert_eq!(logged(parse("elsewhere=debug").unwrap()).lines().count(), 1);
+        assert_eq!(logged(parse("error, observe=info").unwrap()).lines().count(), 2);
+        assert_eq!(logged(parse("off").unwrap()), "");
+        for wrong in ["nonsense", "observe=loud", "info,nonsense"] {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("is no log filter"), "{error}");
+        }
     }
 }

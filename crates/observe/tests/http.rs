@@ -134,6 +134,7 @@ fn sizes_and_times_are_bounded() {
     assert_eq!(post("content-length: 5\r\n", "hello"), (200, "hello".into()));
     let long = "x".repeat(101);
     assert_eq!(post("content-length: 101\r\n", &long).0, 413);
+    assert_eq!(post("content-length: 9000000000\r\n", "").0, 413, "refused before it is sent");
     let chunk = format!("65\r\n{long}\r\n0\r\n\r\n");
     assert_eq!(post("transfer-encoding: chunked\r\n", &chunk).0, 413);
     assert_eq!(post(&format!("x: {}\r\n", "y".repeat(20_000)), "").0, 431);

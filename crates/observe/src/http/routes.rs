@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State as Shared};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -76,23 +76,31 @@ fn fresh(code: StatusCode, body: impl IntoResponse) -> Response {
 /// handler can be held by a client that sends slowly or for ever.
 async fn bounded_body(Shared(limits): Shared<Limits>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
+    let too_large = || {
+        let message = format!("the body is larger than {} bytes", limits.body_bytes);
+        (StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    // What a client announces is refused before it is sent.
+    if body.size_hint().lower() > limits.body_bytes as u64 {
+        return refuse(too_large());
+    }
     let whole = Limited::new(body, limits.body_bytes).collect();
     let refused = match tokio::time::timeout(limits.body_time, whole).await {
         Ok(Ok(collected)) => {
             let request = Request::from_parts(parts, Body::from(collected.to_bytes()));
             return next.run(request).await;
         }
-        Ok(Err(error)) if error.is::<LengthLimitError>() => (
-            StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is larger than {} bytes", limits.body_bytes),
-        ),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => too_large(),
         Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("the body could not be read: {error}")),
         Err(_) => (
             StatusCode::REQUEST_TIMEOUT,
             format!("the body did not come within {:.1} s", limits.body_time.as_secs_f64()),
         ),
     };
-    let (code, message) = refused;
+    refuse(refused)
+}
+
+fn refuse((code, message): (StatusCode, String)) -> Response {
     let body = Json(json!({"error": {"message": message, "type": "invalid_request_error"}}));
     (code, [(header::CONNECTION, "close")], body).into_response()
 }
