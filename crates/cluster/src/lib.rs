@@ -7,5 +7,8 @@
 
 pub mod address;
 pub mod file;
+pub mod gid;
+pub mod inventory;
 pub mod plan;
+pub mod reach;
 pub mod source_port;
