@@ -11,4 +11,5 @@ pub mod gid;
 pub mod inventory;
 pub mod plan;
 pub mod reach;
+pub mod rules;
 pub mod source_port;
