@@ -6,10 +6,13 @@
 //! them, [`check`] compares. Only [`reach`] touches a machine.
 
 pub mod address;
+pub mod discover;
+pub mod engines;
 pub mod file;
 pub mod gid;
 pub mod inventory;
 pub mod plan;
 pub mod reach;
+pub mod render;
 pub mod rules;
 pub mod source_port;
