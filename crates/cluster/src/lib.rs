@@ -6,6 +6,7 @@
 //! them, [`check`] compares. Only [`reach`] touches a machine.
 
 pub mod address;
+pub mod check;
 pub mod discover;
 pub mod engines;
 pub mod file;
