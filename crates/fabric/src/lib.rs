@@ -46,4 +46,4 @@ pub use proof::Unproven;
 pub use reduce::{ReduceError, Reduction, Scalar, Source, Target, reduce};
 pub use region::{OutOfRegion, Region};
 pub use topology::{Cable, Lane, MAX_RAILS, MAX_RANKS, Shape, Topology, TopologyError};
-pub use wiring::{Transport, Wiring, WiringError, WiringSettings};
+pub use wiring::{DataAddresses, Transport, Wiring, WiringError, WiringSettings};

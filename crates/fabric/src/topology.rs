@@ -140,6 +140,16 @@ pub struct Topology {
     lanes: Vec<Vec<Lane>>,
 }
 
+impl fmt::Display for Topology {
+    /// The cables: `0-1 0-3 1-2 2-3`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, cable) in self.cables.iter().enumerate() {
+            write!(f, "{}{cable}", if index > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
 impl Topology {
     /// The cables of a shape, each with `rails` rails.
     ///
@@ -243,7 +253,7 @@ impl Topology {
         let first = self.shortest(src, dst, &[]).ok_or_else(|| TopologyError::Disconnected {
             from: src,
             to: dst,
-            cables: self.cables.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+            cables: self.to_string(),
         })?;
         // The other way round carries the other half, unless it is much longer: the slower half
         // decides when a transfer is done.

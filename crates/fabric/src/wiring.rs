@@ -1,5 +1,6 @@
 //! From settings to a working [`Fabric`]: prepare, tell the others, connect.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -62,10 +63,31 @@ pub struct WiringSettings {
     pub crc: bool,
     /// How to wait.
     pub waiting: Waiting,
-    /// Where to listen for neighbours: an address for each rail, or one for all.
-    pub addresses: Vec<IpAddr>,
+    /// Where to listen for neighbours.
+    pub addresses: DataAddresses,
     /// The group's secret.
     pub token: Token,
+}
+
+/// This host's addresses for data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataAddresses {
+    /// Towards a neighbour that is not named below: an address for each rail, or one for all.
+    pub any: Vec<IpAddr>,
+    /// Towards a neighbour: an address for each rail, the last for all further ones.
+    pub towards: BTreeMap<usize, Vec<IpAddr>>,
+}
+
+impl DataAddresses {
+    /// One address for everything.
+    pub fn one(address: IpAddr) -> Self {
+        Self { any: vec![address], towards: BTreeMap::new() }
+    }
+
+    fn of(&self, peer: usize, rail: usize) -> Option<IpAddr> {
+        let list = self.towards.get(&peer).unwrap_or(&self.any);
+        list.get(rail).or(list.last()).copied()
+    }
 }
 
 /// Why the fabric could not be made.
@@ -87,6 +109,14 @@ pub enum WiringError {
     /// TCP connections could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// There is no address for a neighbour.
+    #[error("rank {rank} has no address for data towards rank {peer}")]
+    NoAddress {
+        /// This rank.
+        rank: usize,
+        /// The neighbour.
+        peer: usize,
+    },
     /// Memory could not be shared.
     #[error(transparent)]
     Handover(#[from] HandoverError),
@@ -120,7 +150,27 @@ impl WiringError {
 
 enum Prepared {
     Shm(Handover),
-    Tcp { region: Arc<Region>, listeners: Vec<TcpListener> },
+    Tcp { region: Arc<Region>, listeners: Vec<TcpListener>, places: Places },
+}
+
+/// Where this rank listens for each neighbour, by rail.
+type Places = BTreeMap<usize, Vec<SocketAddr>>;
+
+/// `1=10.0.0.1:4000,10.0.1.1:4001 3=…`: for each neighbour, where to connect on each rail.
+fn places_text(places: &Places) -> String {
+    let of_peer = |(peer, list): (&usize, &Vec<SocketAddr>)| {
+        let list: Vec<_> = list.iter().map(ToString::to_string).collect();
+        format!("{peer}={}", list.join(","))
+    };
+    places.iter().map(of_peer).collect::<Vec<_>>().join(" ")
+}
+
+/// What [`places_text`] says of rank `me`: one address for each of `rails`.
+fn places_for(me: usize, rails: usize, text: &str) -> Option<Vec<SocketAddr>> {
+    let mut words = text.split(' ').filter_map(|word| word.split_once('='));
+    let (_, list) = words.find(|(peer, _)| peer.parse() == Ok(me))?;
+    let list: Vec<_> = list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+    (list.len() == rails).then_some(list)
 }
 
 /// This rank's end, ready to be told to the others.
@@ -158,38 +208,18 @@ impl Wiring {
                     what: format!("make a region of {bytes} bytes"),
                     source,
                 })?;
-                let listen = |address: &IpAddr| {
-                    TcpListener::bind(SocketAddr::new(*address, 0)).map_err(|source| {
-                        let what = format!("listen on {address}");
-                        WiringError::System { rank, what, source }
-                    })
-                };
-                let listeners = settings.addresses.iter().map(listen).collect::<Result<_, _>>()?;
-                Prepared::Tcp { region: Arc::new(region), listeners }
+                let (listeners, places) = listen(rank, &topology, &settings.addresses)?;
+                Prepared::Tcp { region: Arc::new(region), listeners, places }
             }
         };
         Ok(Self { rank, topology, layout, settings, prepared })
     }
 
     /// What the others need to connect to this rank. It is for members of the group only.
-    ///
-    /// # Errors
-    /// When the system does not tell a listener's address.
-    pub fn blob(&self) -> Result<Vec<u8>, WiringError> {
+    pub fn blob(&self) -> Vec<u8> {
         match &self.prepared {
-            Prepared::Shm(handover) => Ok(handover.name().to_vec()),
-            Prepared::Tcp { listeners, .. } => {
-                let addresses = listeners
-                    .iter()
-                    .map(|listener| Ok(listener.local_addr()?.to_string()))
-                    .collect::<io::Result<Vec<_>>>()
-                    .map_err(|source| WiringError::System {
-                        rank: self.rank,
-                        what: "learn its own address".to_owned(),
-                        source,
-                    })?;
-                Ok(addresses.join(" ").into_bytes())
-            }
+            Prepared::Shm(handover) => handover.name().to_vec(),
+            Prepared::Tcp { places, .. } => places_text(places).into_bytes(),
         }
     }
 
@@ -229,20 +259,16 @@ impl Wiring {
                     let parker = ShmParker::new(Arc::clone(&region));
                     (Box::new(device), Arc::new(parker), region, mapped)
                 }
-                Prepared::Tcp { region, listeners } => {
+                Prepared::Tcp { region, listeners, mut places } => {
                     let mut neighbours = Vec::new();
                     for peer in topology.neighbours(rank) {
-                        let told = blobs.get(peer).and_then(|blob| std::str::from_utf8(blob).ok());
-                        let addresses = told
-                            .unwrap_or_default()
-                            .split_whitespace()
-                            .map(|address| address.parse().map_err(|_| unreadable(peer)))
-                            .collect::<Result<Vec<SocketAddr>, _>>()?;
-                        let last = *addresses.last().ok_or_else(|| unreadable(peer))?;
-                        let addresses = (0..topology.rails())
-                            .map(|rail| addresses.get(rail).copied().unwrap_or(last))
-                            .collect();
-                        neighbours.push(PeerEndpoint { rank: peer, addresses });
+                        let addresses = blobs
+                            .get(peer)
+                            .and_then(|blob| std::str::from_utf8(blob).ok())
+                            .and_then(|told| places_for(rank, topology.rails(), told))
+                            .ok_or_else(|| unreadable(peer))?;
+                        let own = places.remove(&peer).unwrap_or_default();
+                        neighbours.push(PeerEndpoint { rank: peer, addresses, own });
                     }
                     let (device, parker) = crate::tcp::connect(TcpSetup {
                         rank,
@@ -286,5 +312,76 @@ impl Wiring {
             source,
         })?;
         Ok(fabric)
+    }
+}
+
+/// A listener for each address, and which of them is for which neighbour and rail.
+fn listen(
+    rank: usize,
+    topology: &Topology,
+    addresses: &DataAddresses,
+) -> Result<(Vec<TcpListener>, Places), WiringError> {
+    let mut listeners = Vec::new();
+    let mut bound: BTreeMap<IpAddr, SocketAddr> = BTreeMap::new();
+    let mut places = Places::new();
+    for peer in topology.neighbours(rank) {
+        for rail in 0..topology.rails() {
+            let address = addresses.of(peer, rail).ok_or(WiringError::NoAddress { rank, peer })?;
+            let place = match bound.get(&address) {
+                Some(&place) => place,
+                None => {
+                    let bind = || {
+                        let listener = TcpListener::bind(SocketAddr::new(address, 0))?;
+                        Ok((listener.local_addr()?, listener))
+                    };
+                    let (place, listener) = bind().map_err(|source| WiringError::System {
+                        rank,
+                        what: format!("listen on {address}"),
+                        source,
+                    })?;
+                    listeners.push(listener);
+                    bound.insert(address, place);
+                    place
+                }
+            };
+            places.entry(peer).or_default().push(place);
+        }
+    }
+    Ok((listeners, places))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_neighbour_is_told_its_own_addresses() {
+        let topology = Topology::new(crate::Shape::Ring, 4, 2).unwrap();
+        let local = |last| IpAddr::from([127, 0, 0, last]);
+        let addresses = DataAddresses {
+            any: vec![local(1)],
+            towards: BTreeMap::from([(1, vec![local(2), local(3)])]),
+        };
+        let (listeners, places) = listen(0, &topology, &addresses).unwrap();
+        assert_eq!(listeners.len(), 3);
+        let text = places_text(&places);
+        let ips = |peer| {
+            let places = places_for(peer, 2, &text)?;
+            Some(places.iter().map(SocketAddr::ip).collect::<Vec<_>>())
+        };
+        assert_eq!(ips(1), Some(vec![local(2), local(3)]));
+        assert_eq!(ips(3), Some(vec![local(1), local(1)]));
+        assert_eq!(ips(2), None, "no neighbour");
+        assert!(places_for(1, 3, &text).is_none(), "as many addresses as rails");
+        for wrong in ["", "1", "1=", "1=x", "1=127.0.0.1:1,", "=127.0.0.1:1"] {
+            assert!(places_for(1, 1, wrong).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_neighbour_without_address_is_named() {
+        let topology = Topology::new(crate::Shape::Path, 2, 1).unwrap();
+        let error = listen(0, &topology, &DataAddresses::default()).unwrap_err();
+        assert!(matches!(error, WiringError::NoAddress { rank: 0, peer: 1 }), "{error}");
     }
 }

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
 use fabric::{
-    Cable, EndpointSettings, Fabric, OutOfRegion, Shape, Sizes, Topology, TopologyError, Transport,
-    Waiting, Wiring, WiringError, WiringSettings,
+    Cable, DataAddresses, EndpointSettings, Fabric, OutOfRegion, Sizes, Topology, TopologyError,
+    Transport, Waiting, Wiring, WiringError, WiringSettings,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::beacon::{BeaconCell, Phase, operation};
 use crate::collective::{Collectives, ScheduleTable};
 use crate::control::mesh::{Control, ControlError, ControlEvent, ControlOptions};
+use crate::control::view::CableNames;
 use crate::group::Group;
 use crate::patience::{Patience, PatienceKey};
 use crate::pulse::Pulse;
@@ -24,7 +25,7 @@ use crate::verdict::Verdict;
 use crate::watch::ControlWatch;
 
 /// Longest time for one round of wiring: connecting, and proving.
-const WIRING_LIMIT: Duration = Duration::from_secs(20);
+const WIRING_LIMIT: Duration = Duration::from_secs(10);
 /// How often cables may turn out broken before forming is given up.
 const ROUNDS_MAX: usize = 8;
 /// The number before the first operation: close to the wrap, so that every run goes through it.
@@ -56,12 +57,12 @@ pub struct MemberOptions {
     pub host_id: String,
     /// Address of this machine that the others can reach.
     pub address: IpAddr,
-    /// Addresses for data, one for each rail or one for all; empty: the address above.
-    pub data_addresses: Vec<IpAddr>,
+    /// Addresses of this machine for data.
+    pub data_addresses: DataAddresses,
     /// How the machines are cabled.
-    pub shape: Shape,
-    /// Rails of each cable.
-    pub rails: usize,
+    pub topology: Topology,
+    /// What people call the cables; verdicts use these names.
+    pub cable_names: CableNames,
     /// What carries the bytes.
     pub transport: TransportChoice,
     /// Sizes of regions.
@@ -265,8 +266,8 @@ impl Member {
         let mut config = options.config.clone();
         let sizes = options.sizes.rounded();
         for (key, value) in [
-            ("group.topology", options.shape.to_string()),
-            ("group.rails", options.rails.to_string()),
+            ("group.topology", options.topology.to_string()),
+            ("group.rails", options.topology.rails().to_string()),
             ("group.transport", format!("{:?}", options.transport)),
             ("group.table", options.table.to_string()),
             ("fabric.crc", options.crc.to_string()),
@@ -300,14 +301,14 @@ impl Member {
         deadline: Instant,
     ) -> Result<(Fabric, Transport), FormError> {
         let options = &self.options;
-        let planned = Topology::new(options.shape, options.size, options.rails)?;
+        let planned = &options.topology;
         let transport = match options.transport {
             TransportChoice::Only(transport) => transport,
             TransportChoice::Auto if on_one_machine(&joined.members) => Transport::Shm,
             TransportChoice::Auto => Transport::Tcp,
         };
         let mut broken: Vec<Cable> = Vec::new();
-        let mut own = self.cut_cables(&planned);
+        let mut own = self.cut_cables(planned);
         for _ in 0..ROUNDS_MAX {
             let topology = Arc::new(planned.without(&broken)?);
             let wiring = Wiring::prepare(
@@ -315,7 +316,7 @@ impl Member {
                 Arc::clone(&topology),
                 self.wiring_settings(transport),
             )?;
-            let round = Round { blob: wiring.blob()?, broken: pairs(&own) };
+            let round = Round { blob: wiring.blob(), broken: pairs(&own) };
             let rounds = self.agree(joined, &round, deadline)?;
             if merge(&mut broken, &rounds) {
                 continue;
@@ -366,25 +367,20 @@ impl Member {
         let cut = self.cut_rails.list();
         planned
             .neighbours(self.options.rank)
-            .filter(|&peer| (0..self.options.rails).all(|rail| cut.contains(&(peer, rail))))
+            .filter(|&peer| (0..planned.rails()).all(|rail| cut.contains(&(peer, rail))))
             .map(|peer| Cable::between(self.options.rank, peer))
             .collect()
     }
 
     fn wiring_settings(&self, transport: Transport) -> WiringSettings {
         let options = &self.options;
-        let addresses = if options.data_addresses.is_empty() {
-            vec![options.address]
-        } else {
-            options.data_addresses.clone()
-        };
         WiringSettings {
             transport,
             sizes: options.sizes,
             endpoint: options.endpoint,
             crc: options.crc,
             waiting: options.waiting,
-            addresses,
+            addresses: options.data_addresses.clone(),
             token: options.token.clone(),
         }
     }
@@ -424,6 +420,7 @@ impl Member {
             rank,
             streams,
             hosts: members.iter().map(|member| member.host_name.clone()).collect(),
+            cables: self.options.cable_names.clone(),
             patience: Arc::clone(&self.options.patience),
             beacon: Arc::clone(&beacon),
             events: Box::new(|event| match event {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use group::beacon::BeaconCell;
 use group::control::wire::Message;
-use group::control::{Control, ControlOptions, ControlState};
+use group::control::{CableNames, Control, ControlOptions, ControlState};
 use group::patience::Patience;
 use group::verdict::Reason;
 
@@ -24,6 +24,7 @@ fn pair() -> (Control, TcpStream) {
         rank: 0,
         streams: vec![(1, stream)],
         hosts: vec!["a".into(), "b".into()],
+        cables: CableNames::new(),
         patience: Arc::new(Patience::default()),
         beacon: Arc::new(BeaconCell::new(1)),
         events: Box::new(|_| {}),

@@ -8,8 +8,11 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
-use fabric::{EndpointSettings, Reduction, Shape, Sizes, Transport, Waiting};
+use fabric::{
+    DataAddresses, EndpointSettings, Reduction, Shape, Sizes, Topology, Transport, Waiting,
+};
 use group::collective::{CollectiveError, ScheduleTable};
+use group::control::CableNames;
 use group::patience::{Patience, PatienceKey, PatienceValues};
 use group::verdict::{Cause, Verdict};
 use group::{FormError, Group, Member, MemberOptions, Telemetry, TransportChoice};
@@ -31,9 +34,9 @@ fn member(rank: usize, size: usize, master: SocketAddr, transport: Transport) ->
         host_name: format!("host-{rank}"),
         host_id: "one machine".to_owned(),
         address: Ipv4Addr::LOCALHOST.into(),
-        data_addresses: Vec::new(),
-        shape: Shape::Ring,
-        rails: 2,
+        data_addresses: DataAddresses::one(Ipv4Addr::LOCALHOST.into()),
+        topology: Topology::new(Shape::Ring, size, 2).unwrap(),
+        cable_names: CableNames::new(),
         transport: TransportChoice::Only(transport),
         sizes: Sizes { slot_bytes: 16 << 10, heap_bytes: 1 << 20, relay_chunk_bytes: 4 << 10 },
         endpoint: EndpointSettings::default(),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use group::auth::Token;
 use group::beacon::{BeaconCell, Phase, RankSet, operation};
-use group::control::{Control, ControlOptions};
+use group::control::{CableNames, Control, ControlOptions};
 use group::patience::Patience;
 use group::rendezvous::{
     Host, HostOptions, JoinError, JoinRequest, Joined, Refusal, instance, join,
@@ -198,6 +198,7 @@ fn controls(joined: &mut [Joined], patience: &Arc<Patience>) -> Vec<(Control, Ar
                 rank: joined.rank,
                 streams: std::mem::take(&mut joined.streams),
                 hosts: joined.members.iter().map(|member| member.host_name.clone()).collect(),
+                cables: CableNames::new(),
                 patience: Arc::clone(patience),
                 beacon: Arc::clone(&beacon),
                 events: Box::new(|_| {}),
@@ -261,6 +262,7 @@ fn leaving_in_order_and_dying_are_told_apart_over_real_sockets() {
                 rank: joined.rank,
                 streams: std::mem::take(&mut joined.streams),
                 hosts: vec!["a".into(), "b".into(), "c".into()],
+                cables: CableNames::new(),
                 patience: Arc::clone(&patience),
                 beacon: Arc::new(BeaconCell::new(1)),
                 events: Box::new(|_| {}),

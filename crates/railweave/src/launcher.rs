@@ -13,6 +13,8 @@ pub enum Launcher {
     OpenMpi,
     /// MPICH, Intel MPI, or anything that speaks PMI.
     Pmi,
+    /// The cluster file says which rank this host is.
+    ClusterFile,
     /// Our own supervisor.
     Supervisor,
 }
@@ -24,6 +26,7 @@ impl fmt::Display for Launcher {
             Self::Slurm => "Slurm",
             Self::OpenMpi => "Open MPI",
             Self::Pmi => "PMI",
+            Self::ClusterFile => "the cluster file",
             Self::Supervisor => "railweave serve",
         })
     }

@@ -6,6 +6,7 @@ pub mod events;
 mod http;
 pub mod launcher;
 pub mod model_store;
+pub mod placement;
 pub mod process;
 pub mod rank;
 pub mod settings;

@@ -16,6 +16,7 @@ use signal_hook::iterator::Signals;
 use crate::events::{EventSink, MAX_LINE_BYTES, Note};
 use crate::launcher::{Launcher, Seat};
 use crate::model_store::{Found, ModelError, ModelStore};
+use crate::placement::Placement;
 use crate::settings::{Settings, SettingsError, from_handover};
 use crate::supervisor::read_handover;
 
@@ -59,6 +60,8 @@ pub struct RankLaunch {
     pub settings: Settings,
     /// Which rank this is.
     pub seat: Seat,
+    /// Where this rank sits in the machine room, if a cluster file says so.
+    pub placement: Option<Placement>,
     /// The model: `settings.model` found and checked.
     pub model: Found,
     /// Where to tell the supervisor how it goes.
@@ -173,7 +176,8 @@ pub fn begin_supervised(rank: u32) -> Result<RankLaunch, LaunchError> {
         local_ranks: Some(ranks),
         master: Some(settings.master.clone()),
     };
-    Ok(RankLaunch { settings, seat, model, events: EventSink::to(Box::new(output)), notes, stop })
+    let events = EventSink::to(Box::new(output));
+    Ok(RankLaunch { settings, seat, placement: None, model, events, notes, stop })
 }
 
 /// Begins a rank that a launcher started.
@@ -183,12 +187,13 @@ pub fn begin_supervised(rank: u32) -> Result<RankLaunch, LaunchError> {
 pub fn begin_launched(
     settings: Settings,
     seat: Seat,
+    placement: Option<Placement>,
     model: Found,
 ) -> Result<RankLaunch, LaunchError> {
     let stop = Stop::default();
     stop_on_signals(&stop)?;
     let (_, notes) = sync_channel(1);
-    Ok(RankLaunch { settings, seat, model, events: EventSink::nobody(), notes, stop })
+    Ok(RankLaunch { settings, seat, placement, model, events: EventSink::nobody(), notes, stop })
 }
 
 /// The first signal is the order to stop, the second ends the process at once.

@@ -34,6 +34,8 @@ pub struct PeerEndpoint {
     pub rank: usize,
     /// Its address for each rail.
     pub addresses: Vec<SocketAddr>,
+    /// Where this rank waits for it, by rail, if it is the one that connects.
+    pub own: Vec<SocketAddr>,
 }
 
 /// What [`connect`] needs.
@@ -53,7 +55,7 @@ pub struct TcpSetup {
     pub crc: bool,
     /// The own region; all ranks' regions have one size.
     pub region: Arc<Region>,
-    /// Where this rank listens: one for each rail, or one for all.
+    /// Where this rank listens.
     pub listeners: Vec<TcpListener>,
     /// The number of the first write between any two ranks, the same on all ranks.
     pub first_number: u32,
@@ -202,13 +204,10 @@ impl<'a> Meeting<'a> {
                 return wrong(format!("{found} addresses are given for {} rails", setup.rails));
             }
             for (rail, &address) in neighbour.addresses.iter().enumerate() {
-                let listener = setup.listeners.get(rail).or_else(|| setup.listeners.first());
-                let address = match listener {
+                let address = match neighbour.own.get(rail) {
                     _ if rank > peer => address,
-                    Some(listener) => listener.local_addr().map_err(|source| {
-                        ConnectError::System { rank, what: "read its own address", source }
-                    })?,
-                    None => return wrong("it connects to us and we do not listen".to_owned()),
+                    Some(own) if !setup.listeners.is_empty() => *own,
+                    _ => return wrong("it connects to us and we do not listen".to_owned()),
                 };
                 let next_try = (rank > peer).then_some(started);
                 slots.push(Slot { peer, rail, address, socket: None, next_try, cause: None });

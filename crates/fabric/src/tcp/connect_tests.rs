@@ -111,12 +111,17 @@ fn a_rank_between_two_others_connects_to_both() {
     let addresses: Vec<_> = listeners.iter().map(|one| one.local_addr().unwrap()).collect();
     let mut ranks = Vec::new();
     for (rank, listener) in listeners.into_iter().enumerate() {
-        let near = (0..3_usize).filter(|&other| other.abs_diff(rank) == 1);
+        let me = rank;
+        let near = (0..3_usize).filter(|&other| other.abs_diff(me) == 1);
         let setup = TcpSetup {
             rank,
             epoch: 5,
             neighbours: near
-                .map(|rank| PeerEndpoint { rank, addresses: vec![addresses[rank]; 2] })
+                .map(|rank| PeerEndpoint {
+                    rank,
+                    addresses: vec![addresses[rank]; 2],
+                    own: vec![addresses[me]; 2],
+                })
                 .collect(),
             rails: 2,
             token: Token::new(SECRET).unwrap(),

@@ -35,7 +35,11 @@ pub(super) fn setups_over(regions: [Arc<Region>; 2], rails: usize, crc: bool) ->
         let setup = TcpSetup {
             rank,
             epoch: EPOCH,
-            neighbours: vec![PeerEndpoint { rank: 1 - rank, addresses: addresses.clone() }],
+            neighbours: vec![PeerEndpoint {
+                rank: 1 - rank,
+                addresses: addresses.clone(),
+                own: addresses.clone(),
+            }],
             rails,
             token: Token::new(SECRET).unwrap(),
             crc,

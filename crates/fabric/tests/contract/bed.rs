@@ -218,6 +218,7 @@ impl Bed for TcpBed {
             let endpoint = |peer| PeerEndpoint {
                 rank: peer,
                 addresses: vec![addresses[peer]; topology.rails()],
+                own: vec![addresses[rank]; topology.rails()],
             };
             let setup = TcpSetup {
                 rank,

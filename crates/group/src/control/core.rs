@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::beacon::{Beacon, Phase, RankSet, operation};
 use crate::control::judge::{Evidence, judge};
-use crate::control::view::{ClusterView, ControlState, LinkReport, SupervisorNote};
+use crate::control::view::{CableNames, ClusterView, ControlState, LinkReport, SupervisorNote};
 use crate::control::wire::Message;
 use crate::patience::{PatienceKey, PatienceValues, overdue};
 use crate::verdict::{Cause, Proposal, Reason, Verdict, shorten};
@@ -78,6 +78,13 @@ impl ControlCore {
         }
     }
 
+    /// The same, with what people call the cables.
+    #[must_use]
+    pub fn with_cables(mut self, cables: CableNames) -> Self {
+        self.view.cables = cables;
+        self
+    }
+
     /// What this rank knows.
     pub fn view(&self) -> &ClusterView {
         &self.view
@@ -137,7 +144,7 @@ impl ControlCore {
     /// A beacon of `rank` that came through the fabric.
     pub fn on_fabric_beacon(&mut self, now: Duration, rank: usize, beacon: Beacon) {
         if rank != self.view.me {
-            self.view.take_beacon(rank, beacon, now);
+            self.view.take_fabric_beacon(rank, beacon, now);
         }
     }
 
@@ -227,6 +234,21 @@ impl ControlCore {
         self.adopt_when_settled(now, out);
     }
 
+    /// Tells all of neighbours that are heard, but not over the path that is waited for.
+    fn report_quiet_paths(&mut self, now: Duration, among: RankSet, out: &mut Vec<Output>) {
+        for rank in among.iter() {
+            if let Some(quiet) = self.view.path_quiet_for(rank, now) {
+                let why = format!(
+                    "nothing has come over it for {:.1} s, while the other end is heard by the control network",
+                    quiet.as_secs_f64()
+                );
+                let report =
+                    LinkReport { from: 0, to: narrow(rank), rail: None, rails_left: 0, why };
+                self.report_link(report, out);
+            }
+        }
+    }
+
     fn look_for_overdue(
         &mut self,
         now: Duration,
@@ -252,6 +274,7 @@ impl ControlCore {
         }
         if late {
             self.next_proposal = now + REPEAT;
+            self.report_quiet_paths(now, waits_for.union(own.waits_via), out);
             let proposal = Proposal {
                 from: narrow(self.view.me),
                 sequence: own.sequence,

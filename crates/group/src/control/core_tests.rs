@@ -40,7 +40,8 @@ impl Sim {
         let ranks = (0..size).map(|rank| {
             let hosts = (0..size).map(|rank| format!("h{rank}")).collect();
             Rank {
-                core: ControlCore::new(1, rank, hosts, Duration::ZERO),
+                core: ControlCore::new(1, rank, hosts, Duration::ZERO)
+                    .with_cables(CableNames::from([((0, 1), "h0.p0–h1.p1".to_owned())])),
                 cell: BeaconCell::new(1),
                 dead: false,
                 frozen: false,
@@ -280,7 +281,8 @@ fn a_broken_link_names_both_ends() {
     for seed in 0..15 {
         let mut sim = Sim::new(4, seed);
         sim.run(s(1.0));
-        let report = LinkReport { from: 9, to: 3, rail: 0, rails_left: 0, why: "cable cut".into() };
+        let report =
+            LinkReport { from: 9, to: 3, rail: Some(0), rails_left: 0, why: "cable cut".into() };
         let mut out = Vec::new();
         let now = sim.now;
         sim.ranks[2].core.report_link(report.clone(), &mut out);
@@ -299,7 +301,8 @@ fn a_link_that_fails_with_its_machine_waits_for_the_silence_to_tell() {
     sim.run(s(1.0));
     sim.ranks[3].frozen = true;
     sim.run(s(0.3));
-    let report = LinkReport { from: 2, to: 3, rail: 0, rails_left: 0, why: "timed out".into() };
+    let report =
+        LinkReport { from: 2, to: 3, rail: Some(0), rails_left: 0, why: "timed out".into() };
     let mut out = Vec::new();
     let now = sim.now;
     sim.ranks[2].core.propose(now, Reason::LinkDown { report }, &mut out);
@@ -309,6 +312,36 @@ fn a_link_that_fails_with_its_machine_waits_for_the_silence_to_tell() {
     sim.run(s(7.0));
     let verdict = sim.shared(s(12.4));
     assert_eq!((verdict.rank, &verdict.cause), (Some(3), &Cause::PeerSilent));
+}
+
+#[test]
+fn a_path_that_swallows_everything_is_told_from_a_rank_that_is_stuck() {
+    for seed in 0..15 {
+        let mut sim = Sim::new(4, seed);
+        sim.run(s(1.0));
+        // Until now, beacons came over the cable between 0 and 1; heartbeats go on all the time.
+        for (me, other) in [(0, 1), (1, 0), (1, 2), (2, 1)] {
+            let beacon = sim.ranks[other].cell.snapshot(sim.now);
+            sim.ranks[me].core.on_fabric_beacon(sim.now, other, beacon);
+        }
+        for (rank, awaited) in [(0, 1), (1, 0), (2, 0), (3, 0)] {
+            sim.ranks[rank].cell.begin_operation(operation::ALL_REDUCE, 8);
+            sim.ranks[rank].cell.set_waiting(RankSet::one(awaited), RankSet::EMPTY);
+        }
+        for _ in 0..80 {
+            sim.run(s(0.1));
+            for (me, other) in [(1, 2), (2, 1)] {
+                let beacon = sim.ranks[other].cell.heartbeat(sim.now);
+                sim.ranks[me].core.on_fabric_beacon(sim.now, other, beacon);
+            }
+        }
+        let verdict = sim.shared(sim.now);
+        assert!(
+            matches!(verdict.cause, Cause::PathBroken { from: 0 | 1, to: 0 | 1 }),
+            "seed {seed}: {verdict:?}"
+        );
+        assert!(verdict.to_string().contains("cable h0.p0–h1.p1: nothing has come"), "{verdict}");
+    }
 }
 
 #[test]

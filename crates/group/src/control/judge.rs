@@ -298,13 +298,15 @@ impl<'a> Case<'a> {
     fn broken(&self, report: &LinkReport) -> Finding {
         let (from, to) = (usize::from(report.from), usize::from(report.to));
         let pair = [report.from, report.to];
-        let mut evidence = vec![report.why.clone()];
+        let mut evidence =
+            vec![format!("{}{}", self.view.cable(report.from, report.to), report.why)];
         for other in &self.view.links {
             if pair.contains(&other.from) && pair.contains(&other.to) {
-                evidence.push(format!(
-                    "rank {} saw rail {} to rank {} go down: {}",
-                    other.from, other.rail, other.to, other.why
-                ));
+                let what = match other.rail {
+                    Some(rail) => format!("rail {rail} to rank {} go down", other.to),
+                    None => format!("the path to rank {} go quiet", other.to),
+                };
+                evidence.push(format!("rank {} saw {what}: {}", other.from, other.why));
             }
         }
         Finding {
@@ -469,8 +471,12 @@ impl<'a> Case<'a> {
         evidence.extend((0..view.size()).map(|rank| self.describe(rank)));
         evidence.extend(view.links.iter().filter(|report| report.rails_left > 0).map(|report| {
             format!(
-                "rail {} between ranks {} and {} is down: {}",
-                report.rail, report.from, report.to, report.why
+                "{}rail {} between ranks {} and {} is down: {}",
+                view.cable(report.from, report.to),
+                report.rail.map_or("?".to_owned(), |rail| rail.to_string()),
+                report.from,
+                report.to,
+                report.why
             )
         }));
         let narrow = |rank: usize| u8::try_from(rank).unwrap_or(u8::MAX);

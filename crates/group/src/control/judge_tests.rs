@@ -102,7 +102,7 @@ fn narrow(rank: usize) -> u8 {
 }
 
 fn cut(from: u8, to: u8, rails_left: u8) -> LinkReport {
-    LinkReport { from, to, rail: 0, rails_left, why: "connection reset by peer".into() }
+    LinkReport { from, to, rail: Some(0), rails_left, why: "connection reset by peer".into() }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::beacon::{Beacon, BeaconCell};
 use crate::control::core::{ControlCore, Output};
 use crate::control::send_queue::SendQueue;
-use crate::control::view::{ClusterView, LinkReport, SupervisorNote};
+use crate::control::view::{CableNames, ClusterView, LinkReport, SupervisorNote};
 use crate::control::wire::{CONTROL, Message};
 use crate::patience::Patience;
 use crate::verdict::{Proposal, Reason, Verdict};
@@ -60,6 +60,8 @@ pub struct ControlOptions {
     pub streams: Vec<(usize, TcpStream)>,
     /// Name of each rank's machine, by rank; its length is the group's size.
     pub hosts: Vec<String>,
+    /// What people call the cables.
+    pub cables: CableNames,
     /// The patience in force.
     pub patience: Arc<Patience>,
     /// This rank's beacon.
@@ -153,7 +155,8 @@ impl Control {
     /// # Errors
     /// Streams that are not one to each other rank; threads or descriptors the system refuses.
     pub fn start(options: ControlOptions) -> Result<Self, ControlError> {
-        let ControlOptions { epoch, rank, streams, hosts, patience, beacon, events } = options;
+        let ControlOptions { epoch, rank, streams, hosts, cables, patience, beacon, events } =
+            options;
         let size = hosts.len();
         let mut got: Vec<usize> = streams.iter().map(|(peer, _)| *peer).collect();
         got.sort_unstable();
@@ -166,7 +169,9 @@ impl Control {
             failed: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             verdict: OnceLock::new(),
-            core: Mutex::new(ControlCore::new(epoch, rank, hosts, Duration::ZERO)),
+            core: Mutex::new(
+                ControlCore::new(epoch, rank, hosts, Duration::ZERO).with_cables(cables),
+            ),
             origin: Instant::now(),
             rank,
         });
@@ -321,7 +326,13 @@ fn read_peer(peer: usize, mut stream: TcpStream, shared: &Shared, inputs: &SyncS
                         // Most messages are heartbeats. They ask for nothing, so they do not wake the control thread.
                         Ok(message @ Message::Heartbeat(_)) => {
                             let now = shared.origin.elapsed();
-                            shared.core().on_message(now, peer, frame.epoch, message, &mut Vec::new());
+                            shared.core().on_message(
+                                now,
+                                peer,
+                                frame.epoch,
+                                message,
+                                &mut Vec::new(),
+                            );
                         }
                         Ok(message) => {
                             let input = Input::Message { from: peer, epoch: frame.epoch, message };

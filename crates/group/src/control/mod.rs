@@ -11,4 +11,4 @@ pub mod wire;
 
 pub use self::core::{ControlCore, Output};
 pub use mesh::{Control, ControlEvent, ControlOptions};
-pub use view::{ClusterView, ControlState, LinkReport, RankView, SupervisorNote};
+pub use view::{CableNames, ClusterView, ControlState, LinkReport, RankView, SupervisorNote};

@@ -1,5 +1,6 @@
 //! What one rank knows of all ranks at one moment: the input of every judgement.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,10 @@ use crate::beacon::{Beacon, RankSet};
 
 /// A rank unheard for longer is judged by its silence alone; its last phase says nothing any more.
 pub const STALE_AFTER: Duration = Duration::from_secs(1);
+
+/// A path over which no beacon came for this long does not work, if the rank itself is heard otherwise: beacons are sent
+/// ten times a second.
+pub const PATH_QUIET: Duration = Duration::from_secs(2);
 
 /// The control connection to a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,15 +30,15 @@ pub enum ControlState {
     },
 }
 
-/// One rail of a pair of ranks went down, as one end saw it.
+/// One rail of a pair of ranks went down, or nothing comes over any of them, as one end saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkReport {
     /// Rank that reports: one end.
     pub from: u8,
     /// The other end.
     pub to: u8,
-    /// Which rail of the pair.
-    pub rail: u8,
+    /// Which rail of the pair; none is the whole path.
+    pub rail: Option<u8>,
     /// Rails of the pair that still work at the reporting end.
     pub rails_left: u8,
     /// What was wrong, as the transport put it.
@@ -62,6 +67,10 @@ pub struct RankView {
     pub beacon_at: Duration,
     /// When it was last heard, by the control channel or through the fabric.
     pub heard_at: Duration,
+    /// When its beacon last came through the fabric; none if it is no neighbour.
+    pub fabric_at: Option<Duration>,
+    /// The beat of that beacon.
+    pub fabric_beat: u32,
     /// Start of the present run of heartbeats without a gap longer than [`STALE_AFTER`]. A rank that was stopped and
     /// goes on is given its patience anew from here.
     pub heard_since: Duration,
@@ -74,6 +83,9 @@ pub struct RankView {
     /// What a supervisor said of it.
     pub note: Option<SupervisorNote>,
 }
+
+/// What people call the cables between ranks; the lower rank of a pair comes first.
+pub type CableNames = BTreeMap<(u8, u8), String>;
 
 /// What rank `me` knows of all ranks. Times are on the clock of `me`, since an origin of its choice.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,6 +100,8 @@ pub struct ClusterView {
     pub ranks: Vec<RankView>,
     /// Rails that went down, in the order they were reported.
     pub links: Vec<LinkReport>,
+    /// What people call the cables.
+    pub cables: CableNames,
 }
 
 impl ClusterView {
@@ -100,6 +114,8 @@ impl ClusterView {
                 beacon: None,
                 beacon_at: now,
                 heard_at: now,
+                fabric_at: None,
+                fabric_beat: 0,
                 heard_since: now,
                 control: ControlState::Connected,
                 lost_by: RankSet::EMPTY,
@@ -107,7 +123,7 @@ impl ClusterView {
                 note: None,
             })
             .collect();
-        Self { epoch, me, awake_since: now, ranks, links: Vec::new() }
+        Self { epoch, me, awake_since: now, ranks, links: Vec::new(), cables: CableNames::new() }
     }
 
     /// How many ranks the group has.
@@ -138,6 +154,37 @@ impl ClusterView {
             self.hear(rank, now);
             self.ranks[rank].beacon = Some(beacon);
             self.ranks[rank].beacon_at = now;
+        }
+    }
+
+    /// Takes in a beacon of `rank` that came through the fabric, which also tells that the path works.
+    pub fn take_fabric_beacon(&mut self, rank: usize, beacon: Beacon, now: Duration) {
+        if beacon.epoch != self.epoch {
+            return;
+        }
+        if let Some(view) = self.ranks.get_mut(rank)
+            && (view.fabric_at.is_none() || (beacon.beat.wrapping_sub(view.fabric_beat) as i32) > 0)
+        {
+            view.fabric_at = Some(now);
+            view.fabric_beat = beacon.beat;
+        }
+        self.take_beacon(rank, beacon, now);
+    }
+
+    /// How long nothing has come from a neighbour through the fabric, though it is heard; `None` if the path works, if
+    /// nothing is heard of the rank at all, or if it is no neighbour.
+    pub fn path_quiet_for(&self, rank: usize, now: Duration) -> Option<Duration> {
+        // A rank that was stopped goes on with its heartbeats first.
+        let last = self.ranks.get(rank)?.fabric_at?.max(self.counts_since(rank));
+        let quiet = now.saturating_sub(last);
+        (quiet >= PATH_QUIET && !self.is_stale(rank, now)).then_some(quiet)
+    }
+
+    /// What people call the cable between two ranks, as a prefix of what is said of it.
+    pub(crate) fn cable(&self, a: u8, b: u8) -> String {
+        match self.cables.get(&(a.min(b), a.max(b))) {
+            Some(name) => format!("cable {name}: "),
+            None => String::new(),
         }
     }
 

@@ -338,6 +338,8 @@ impl Trouble {
         };
         match (self, &verdict.cause) {
             (_, Cause::Unknown) => true,
+            // Nothing at all gets through, on any path.
+            (Self::HoldWorld, Cause::PathBroken { .. }) => true,
             // Bytes that stay away without a word let ranks get one operation apart, where all that
             // is known of them is that they are in different ones.
             (Self::HoldWorld | Self::HoldRelay { .. }, Cause::RanksDisagree { .. }) => true,

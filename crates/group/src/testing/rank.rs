@@ -230,7 +230,7 @@ impl SimRank {
                     let report = LinkReport {
                         from: self.rank as u8,
                         to: peer as u8,
-                        rail: rail as u8,
+                        rail: Some(rail as u8),
                         rails_left: left as u8,
                         why: fault.to_string(),
                     };

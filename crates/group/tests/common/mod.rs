@@ -67,11 +67,11 @@ impl Bed {
                 endpoint: fabric::EndpointSettings { stripe_bytes_min: 1024, ..Default::default() },
                 crc: self.crc,
                 waiting: Waiting::for_host(self.ranks, 2),
-                addresses: vec![std::net::Ipv4Addr::LOCALHOST.into()],
+                addresses: fabric::DataAddresses::one(std::net::Ipv4Addr::LOCALHOST.into()),
                 token: token.clone(),
             };
             let wiring = Wiring::prepare(rank, Arc::clone(&topology), settings).unwrap();
-            blobs.lock().unwrap()[rank] = wiring.blob().unwrap();
+            blobs.lock().unwrap()[rank] = wiring.blob();
             barrier.wait();
             let all = blobs.lock().unwrap().clone();
             let deadline = Instant::now() + Duration::from_secs(20);

@@ -8,10 +8,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{CommandError, CommandResult, FAILED, INTERRUPTED, rank};
 use crate::cli::{AllKeys, SettingFlags};
-use crate::launcher::{Seat, detect};
+use crate::launcher::{Launcher, Seat, detect};
 use crate::model_store::{Found, ModelStore};
+use crate::placement::{Placement, PlacementError};
 use crate::process::{RankBody, begin_launched};
-use crate::settings::{Effective, Place, Secret, Settings};
+use crate::settings::{Effective, Place, Secret, Settings, expand};
 use crate::supervisor::{Outcome, RankProgram, Screen, reserve_port, supervise};
 
 /// Random bytes of a token that is made up.
@@ -30,8 +31,12 @@ pub struct ServeArgs {
 /// A setting is wrong, the model is not there, or the supervisor cannot work.
 pub fn run(args: ServeArgs, body: RankBody) -> CommandResult {
     let effective = args.settings.resolve()?;
-    if let Some(seat) = detect(&|name| std::env::var(name).ok())? {
-        return launched(effective, seat, body);
+    let seat = detect(&|name| std::env::var(name).ok())?;
+    if !effective.settings.cluster.is_empty() {
+        return placed(effective, seat, body);
+    }
+    if let Some(seat) = seat {
+        return launched(effective, seat, None, body);
     }
     let mut settings = effective.settings;
     let model = find_model(&settings)?;
@@ -62,8 +67,46 @@ pub fn run(args: ServeArgs, body: RankBody) -> CommandResult {
     })
 }
 
+/// Serves as the rank that the cluster file makes this host.
+fn placed(effective: Effective, seat: Option<Seat>, body: RankBody) -> CommandResult {
+    for key in ["topology", "rails", "data_addresses"] {
+        let place = effective.place(key);
+        if place != Place::Default {
+            return Err(CommandError::Usage(format!(
+                "{place}: {key} cannot be set beside cluster, whose plan decides it; leave one out"
+            )));
+        }
+    }
+    let settings = &effective.settings;
+    let wrong = |error: PlacementError| CommandError::Usage(error.to_string());
+    let placement = Placement::read(&expand(&settings.cluster), &settings.host).map_err(wrong)?;
+    if let Some(seat) = seat {
+        placement.check_rank(seat.rank).map_err(wrong)?;
+        return launched(effective, seat, Some(placement), body);
+    }
+    let master = match settings.master.is_empty() {
+        true => Some(placement.master().map_err(wrong)?),
+        false => None,
+    };
+    let seat = Seat {
+        launcher: Launcher::ClusterFile,
+        // A cluster file has at most 16 hosts.
+        rank: placement.rank() as u32,
+        ranks: placement.ranks() as u32,
+        local_rank: Some(0),
+        local_ranks: Some(1),
+        master,
+    };
+    launched(effective, seat, Some(placement), body)
+}
+
 /// Serves as the one rank that a launcher made this process.
-fn launched(effective: Effective, seat: Seat, body: RankBody) -> CommandResult {
+fn launched(
+    effective: Effective,
+    seat: Seat,
+    placement: Option<Placement>,
+    body: RankBody,
+) -> CommandResult {
     let mut settings = effective.settings.clone();
     if settings.ranks != seat.ranks && effective.place("ranks") != Place::Default {
         return Err(CommandError::Usage(format!(
@@ -98,7 +141,7 @@ fn launched(effective: Effective, seat: Seat, body: RankBody) -> CommandResult {
         ));
     }
     let model = find_model(&settings)?;
-    Ok(rank::work(begin_launched(settings, seat, model)?, body))
+    Ok(rank::work(begin_launched(settings, seat, placement, model)?, body))
 }
 
 fn find_model(settings: &Settings) -> Result<Found, CommandError> {

@@ -55,7 +55,15 @@ pub(super) fn name() -> String {
 pub(super) fn id() -> String {
     let read =
         |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-    format!("{} {} {}", name(), read("/etc/machine-id"), read("/proc/sys/kernel/random/boot_id"))
+    // Two network namespaces of one machine reach each other by cables only.
+    let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    format!(
+        "{} {} {} {}",
+        name(),
+        read("/etc/machine-id"),
+        read("/proc/sys/kernel/random/boot_id"),
+        network.display()
+    )
 }
 
 /// The first address of HOST:PORT.

@@ -6,7 +6,7 @@ mod routes;
 mod telling;
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -17,7 +17,8 @@ use engine::model::{KV_BLOCK_TOKENS, KvLimits, Model, ModelFile, Split};
 use engine::serving::{FaultHook, Lead, Limits, RequestQueue, follow};
 use engine::tokenizer::Tokenizer;
 use fabric::auth::Token;
-use fabric::{EndpointSettings, Sizes, Waiting};
+use fabric::{DataAddresses, EndpointSettings, Sizes, Waiting};
+use group::control::CableNames;
 use group::patience::{Patience, PatienceKey, PatienceValues};
 use group::verdict::Verdict;
 use group::{Member, MemberOptions, Telemetry, TransportChoice};
@@ -25,6 +26,7 @@ use observe::http::{Exposure, ServerHandle, ServerState};
 use observe::{Health, Identity, Metrics, Recorder, RecorderConfig};
 
 use crate::events::{Event, EventSink, Note};
+use crate::placement::Placement;
 use crate::process::{RankError, RankLaunch};
 use crate::settings::{PatienceSettings, Settings, Spin, Topology, Transport};
 
@@ -40,11 +42,12 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// # Errors
 /// Whatever keeps this rank from serving: a setting, a port, the model, the group.
 pub fn body(launch: RankLaunch) -> Result<(), RankError> {
-    let RankLaunch { settings, seat, model: found, events, notes, stop } = launch;
+    let RankLaunch { settings, seat, placement, model: found, events, notes, stop } = launch;
+    let placement = placement.as_ref();
     let (rank, size) = (seat.rank as usize, seat.ranks as usize);
-    observe::log::init(settings.log.parse().ok()).map_err(never)?;
+    observe::log::init(&settings.log).map_err(never)?;
 
-    let identity = Identity::new(seat.rank, host::name());
+    let identity = Identity::new(seat.rank, host_name(placement));
     let metrics = Metrics::new(&identity);
     let health = Health::new(identity.clone(), &metrics);
     let recorder = Arc::new(Recorder::new(identity, RecorderConfig::default()));
@@ -59,15 +62,24 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
     let serving =
         if settings.faults.enabled { serving.with_faults(faults.clone()) } else { serving };
 
+    let flights = settings.flight_directory();
+    if !settings.flight_dir.is_empty() {
+        // Better refused now than missed after a failure.
+        std::fs::create_dir_all(&flights)
+            .and_then(|()| {
+                rustix::fs::access(&flights, rustix::fs::Access::WRITE_OK).map_err(Into::into)
+            })
+            .map_err(|source| never(FlightDir { path: flights.clone(), source }))?;
+    }
     let told = events.clone();
     let telemetry = Telemetry {
         metrics: Some(metrics.clone()),
         health: Some(health.clone()),
         recorder: Some(recorder),
-        flight_dir: Some(settings.flight_directory()),
+        flight_dir: Some(flights),
     };
     let on_verdict = move |verdict: &Arc<Verdict>| told.send(&verdict_event(verdict));
-    let options = member_options(&settings, &seat, &file, &patience).map_err(never)?;
+    let options = member_options(&settings, &seat, placement, &file, &patience)?;
     let member = Member::new(options, telemetry, on_verdict).map_err(never)?;
 
     let current = Current::default();
@@ -178,6 +190,14 @@ struct CacheTooSmall {
     ranks: usize,
 }
 
+/// Flight records cannot be written where they were asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("flight_dir is {path}, which cannot be written: {source}; choose another, or leave it out")]
+struct FlightDir {
+    path: std::path::PathBuf,
+    source: std::io::Error,
+}
+
 /// A fault that starting the rank again does not cure.
 fn never(error: impl std::error::Error + Send + Sync + 'static) -> RankError {
     RankError { source: Box::new(error), retry: false }
@@ -186,15 +206,23 @@ fn never(error: impl std::error::Error + Send + Sync + 'static) -> RankError {
 fn member_options(
     settings: &Settings,
     seat: &crate::launcher::Seat,
+    placement: Option<&Placement>,
     file: &ModelFile,
     patience: &Arc<Patience>,
-) -> Result<MemberOptions, host::AddressError> {
+) -> Result<MemberOptions, RankError> {
     let master = seat.master.as_deref().unwrap_or(&settings.master);
-    let master = host::resolve(master)?;
-    let address = host::own_address(&settings.address, master)?;
+    let master = host::resolve(master).map_err(never)?;
+    let control = placement.and_then(Placement::control).unwrap_or_default();
+    let set = if settings.address.is_empty() { control } else { &settings.address };
+    let address = host::own_address(set, master).map_err(never)?;
+    let Cabling { topology, cable_names, data_addresses } =
+        cabling(settings, seat, placement, address)?;
     let mut config: BTreeMap<String, String> =
         settings.shared_values().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     config.insert("model.sha256".to_owned(), file.fingerprint().to_owned());
+    if let Some(placement) = placement {
+        config.insert("cluster.plan".to_owned(), placement.digest().to_owned());
+    }
     let local = seat.local_ranks.unwrap_or(1) as usize;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut waiting = Waiting::for_host(local, cores);
@@ -205,17 +233,13 @@ fn member_options(
         rank: seat.rank as usize,
         size: seat.ranks as usize,
         master,
-        token: token(settings)?,
-        host_name: host::name(),
+        token: token(settings).map_err(never)?,
+        host_name: host_name(placement),
         host_id: host::id(),
         address,
-        data_addresses: host::addresses(&settings.data_addresses)?,
-        shape: match settings.topology {
-            Topology::Ring => fabric::Shape::Ring,
-            Topology::Full => fabric::Shape::Full,
-            Topology::Path => fabric::Shape::Path,
-        },
-        rails: settings.rails as usize,
+        data_addresses,
+        topology,
+        cable_names,
         transport: match settings.transport {
             Transport::Auto => TransportChoice::Auto,
             Transport::Shm => TransportChoice::Only(fabric::Transport::Shm),
@@ -232,6 +256,47 @@ fn member_options(
         table: settings.schedule_table.table(seat.ranks as usize),
         patience: Arc::clone(patience),
         config,
+    })
+}
+
+fn host_name(placement: Option<&Placement>) -> String {
+    placement.map_or_else(host::name, |placement| placement.host().to_owned())
+}
+
+/// How the machines are cabled: as the plan of the cluster file has it, else as the settings have it.
+struct Cabling {
+    topology: fabric::Topology,
+    cable_names: CableNames,
+    data_addresses: DataAddresses,
+}
+
+fn cabling(
+    settings: &Settings,
+    seat: &crate::launcher::Seat,
+    placement: Option<&Placement>,
+    address: IpAddr,
+) -> Result<Cabling, RankError> {
+    if let Some(placement) = placement {
+        return Ok(Cabling {
+            topology: placement.topology().map_err(never)?,
+            cable_names: placement.cable_names(),
+            data_addresses: placement.data_addresses().map_err(never)?,
+        });
+    }
+    let shape = match settings.topology {
+        Topology::Ring => fabric::Shape::Ring,
+        Topology::Full => fabric::Shape::Full,
+        Topology::Path => fabric::Shape::Path,
+    };
+    let (ranks, rails) = (seat.ranks as usize, settings.rails as usize);
+    let mut any = host::addresses(&settings.data_addresses).map_err(never)?;
+    if any.is_empty() {
+        any.push(address);
+    }
+    Ok(Cabling {
+        topology: fabric::Topology::new(shape, ranks, rails).map_err(never)?,
+        cable_names: CableNames::new(),
+        data_addresses: DataAddresses { any, towards: BTreeMap::new() },
     })
 }
 

@@ -100,6 +100,8 @@ pub struct FaultSettings {
 pub struct Settings {
     pub model: String,
     pub ranks: u32,
+    pub cluster: String,
+    pub host: String,
     pub topology: Topology,
     pub transport: Transport,
     pub listen: SocketAddr,
@@ -134,6 +136,8 @@ impl Default for Settings {
         let mut settings = Self {
             model: String::new(),
             ranks: 1,
+            cluster: String::new(),
+            host: String::new(),
             topology: Topology::default(),
             transport: Transport::default(),
             listen: nowhere,

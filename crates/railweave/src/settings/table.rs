@@ -112,6 +112,10 @@ keys! {
         "The model: smollm2-135m, or the path of a GGUF file";
     "ranks" = "4", Valid::Number(1, 8), SHARED, ranks,
         "How many ranks the model is split over";
+    "cluster" = "", Valid::Text(0, 4096), LOCAL, cluster,
+        "The cluster file: this process is then the rank of this host, and cables and addresses follow from its plan";
+    "host" = "", Valid::Text(0, 256), LOCAL, host,
+        "This host's name in the cluster file; empty finds it by its hardware addresses";
     "topology" = "ring", Valid::Word(&["ring", "full", "path"]), SHARED, topology,
         "Which ranks are neighbours; distant ranks are reached by relays";
     "transport" = "auto", Valid::Word(&["auto", "shm", "tcp"]), SHARED, transport,
@@ -172,7 +176,7 @@ keys! {
         "How long a rank may send no heartbeat";
     "flight_dir" = "", Valid::Text(0, 4096), LOCAL, flight_dir,
         "Where flight records are written; empty takes the state directory";
-    "log" = "warn", Valid::Text(1, 1024), LOCAL, log,
+    "log" = "warn", Valid::LogFilter, LOCAL, log,
         "Log filter: error, warn, info, debug, trace, or target=level pairs";
     "faults.enabled" = "false", Valid::Flag, SHARED, faults.enabled,
         "Accept orders to misbehave, for tests of failure";

@@ -26,6 +26,8 @@ pub enum Valid {
     Address,
     /// A host name or IP address and a port, or nothing.
     HostPort,
+    /// Levels and `target=level` pairs.
+    LogFilter,
     /// Text of a length in a closed range, without control characters.
     Text(usize, usize),
 }
@@ -60,6 +62,9 @@ impl fmt::Display for Valid {
             Self::Flag => f.write_str("true or false"),
             Self::Address => f.write_str("an IP address and a port, such as 127.0.0.1:8000"),
             Self::HostPort => f.write_str("HOST:PORT, such as 10.0.0.1:29500, or nothing"),
+            Self::LogFilter => f.write_str(
+                "error, warn, info, debug, trace, off, or target=level, separated by commas",
+            ),
             Self::Text(low, high) if *low == 0 => {
                 write!(f, "text of at most {high} characters, or nothing")
             }
@@ -310,6 +315,7 @@ impl Field for String {
                 }
             }
             Valid::HostPort if !text.is_empty() => check_host_port(text)?,
+            Valid::LogFilter => observe::log::check(text).map_err(|error| error.to_string())?,
             _ => {}
         }
         Ok(text.to_owned())

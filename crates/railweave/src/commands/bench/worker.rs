@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
-use fabric::{Buffer, EndpointSettings, Reduction, Sizes, Waiting};
+use fabric::{Buffer, DataAddresses, EndpointSettings, Reduction, Sizes, Topology, Waiting};
 use group::collective::ScheduleTable;
+use group::control::CableNames;
 use group::patience::{Patience, PatienceKey, PatienceValues};
 use group::{Group, Member, MemberOptions, Telemetry, TransportChoice};
 use observe::{Health, Identity, Metrics, Recorder, RecorderConfig};
@@ -86,9 +87,9 @@ fn member(order: &Order, cores: usize) -> Result<Member, Box<dyn Error>> {
         host_name: "localhost".to_owned(),
         host_id: order.starter.to_string(),
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        data_addresses: Vec::new(),
-        shape: order.topology.parse()?,
-        rails: order.rails,
+        data_addresses: DataAddresses::one(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        topology: Topology::new(order.topology.parse()?, order.ranks, order.rails)?,
+        cable_names: CableNames::new(),
         transport: TransportChoice::Only(order.transport.parse()?),
         sizes: Sizes {
             slot_bytes: defaults.fabric.slot_bytes.0,
