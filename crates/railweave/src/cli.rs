@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command, Parser, Subcommand, ValueHint};
 
-use crate::commands::{ask, bench, config, explain, rank, serve, set, status, tune};
+use crate::commands::{ask, bench, config, explain, rank, room, serve, set, status, tune, verify};
 use crate::process::RankBody;
 use crate::settings::{Effective, KEYS, Key, Layers, SettingsError, Valid};
 
@@ -29,6 +29,91 @@ Examples:
 
 Secrets (api_key, token) come from the file or RAILWEAVE_API_KEY and RAILWEAVE_TOKEN, since a
 command line is public.";
+
+const DISCOVER_HELP: &str = "\
+Examples:
+  railweave discover spark0 spark1 spark2 spark3
+  railweave discover local ssh:admin@spark1 -o pair.toml --assign-addresses 10.10.0.0/16
+  railweave discover netns:rw-a netns:rw-b --no-probe -o -
+
+Hosts are read over SSH as you would log in there, without a password (ssh-agent or a key). The order
+of the hosts is the order of ranks. The file is written only if every host could be read.
+
+Exit codes:
+  0    the file was written
+  1    a host could not be read, or the file not be written; nothing was written
+  2    the command line is wrong, or the file is there already (--force writes over it)
+  130  stopped by a signal";
+
+const PLAN_HELP: &str = "\
+Examples:
+  railweave plan
+  railweave plan lab.toml --forward required --tag source-port --json
+  railweave plan --route 'spark0>spark2 via spark3 kind relayed' --route 'spark2>spark0 via spark3 kind relayed'
+  railweave plan --svg cluster.svg
+  railweave plan --live --forward auto
+
+Exit codes:
+  0    there is a plan
+  1    forwarding is required and not possible, or with --live: a host could not be read
+  2    the command line or the file is wrong, or no plan follows from it
+  130  stopped by a signal";
+
+const APPLY_HELP: &str = "\
+Examples:
+  railweave apply                     print what would be done, as a script for each host
+  railweave apply --diff              print only what differs
+  railweave apply --apply             do it, read the hosts again, and compare
+  railweave apply --down              take back all that is ours
+  railweave apply --unit --host spark0 > railweave-spark0.service
+
+Nothing is done on any host if any host has something in the way that is not ours; it is named.
+Queue pairs that are alive lose packets while rules change, so --apply and --down refuse while there
+are any; --yes-live does it all the same.
+
+Exit codes:
+  0    it is in place, or was printed
+  1    refused, or a step failed; what was done and what not is said
+  2    the command line or the file is wrong, or no plan follows from it
+  130  stopped by a signal";
+
+const CHECK_HELP: &str = "\
+Examples:
+  railweave check
+  railweave check --pre               this machine alone, if there is no cluster.toml
+  railweave check --json | jq '.findings[].code'
+  railweave check --bundle before && run-the-model; railweave check --before before
+
+Each finding has a code with a page of its own: docs/codes.
+
+Exit codes:
+  0    nothing was found
+  1    something was found
+  2    it could not be decided, since a host could not be read; or the command line or the file is wrong
+  130  stopped by a signal";
+
+const VERIFY_HELP: &str = "\
+Examples:
+  railweave verify
+  railweave verify --out proof.json && railweave verify --out proof.json --again
+  railweave verify --only 'spark0>spark2' --bytes 64MiB
+
+Exit codes:
+  0    every path is proven
+  1    a path failed
+  2    a path could not be decided; or the command line or the file is wrong
+  130  stopped by a signal";
+
+const ENV_HELP: &str = "\
+Examples:
+  eval \"$(railweave env --engine nccl)\"
+  railweave env --engine b12x --rank 2 --format dotenv > rank2.env
+  railweave env --engine sircl lab.toml --host spark3 --format json
+
+Exit codes:
+  0    printed
+  1    the engine cannot run on this plan
+  2    the command line or the file is wrong, or no plan follows from it";
 
 /// The data plane of a small AI cluster.
 #[derive(Debug, Parser)]
@@ -67,12 +152,33 @@ enum Action {
     /// Merge the ranks' flight records into one time line
     #[command(after_help = "Example:\n  railweave explain ~/.local/state/railweave/flight")]
     Explain(explain::ExplainArgs),
+    /// Read hosts and write the cluster file that describes them
+    #[command(after_help = DISCOVER_HELP)]
+    Discover(room::discover::DiscoverArgs),
+    /// Print how bytes get from any rank to any other
+    #[command(after_help = PLAN_HELP)]
+    Plan(room::plan::PlanArgs),
+    /// Set on each host what the plan needs
+    #[command(after_help = APPLY_HELP)]
+    Apply(room::apply::ApplyArgs),
+    /// Find what is not as the plan needs it, and say what mends it
+    #[command(after_help = CHECK_HELP)]
+    Check(room::check::CheckArgs),
+    /// Prove each planned path with real bytes both ways
+    #[command(after_help = VERIFY_HELP)]
+    Verify(verify::VerifyArgs),
+    /// Print the environment another engine needs for the same plan
+    #[command(after_help = ENV_HELP)]
+    Env(room::env::EnvArgs),
     /// Be one rank of a supervisor
     #[command(hide = true)]
     Rank(rank::RankArgs),
     /// Be one rank of a measurement
     #[command(hide = true)]
     BenchRank,
+    /// Be one end of what `verify` proves
+    #[command(hide = true)]
+    Agent,
 }
 
 /// Runs a command line; `body` is the work of a rank. Prints what goes wrong, and returns the exit code.
@@ -96,8 +202,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, body: RankBody) -> Exi
         Action::Bench(args) => bench::run(&args),
         Action::Tune(args) => tune::run(&args),
         Action::Explain(args) => explain::run(&args),
+        Action::Discover(args) => room::discover::run(&args),
+        Action::Plan(args) => room::plan::run(&args),
+        Action::Apply(args) => room::apply::run(&args),
+        Action::Check(args) => room::check::run(&args),
+        Action::Verify(args) => verify::run(args),
+        Action::Env(args) => room::env::run(&args),
         Action::Rank(args) => rank::run(&args, body),
         Action::BenchRank => bench::run_rank(),
+        Action::Agent => verify::run_agent(),
     };
     result.unwrap_or_else(|error| {
         eprintln!("railweave: {error}");
@@ -196,6 +309,7 @@ fn value_name(valid: &Valid) -> String {
         Valid::Flag => "true|false".to_owned(),
         Valid::Address => "IP:PORT".to_owned(),
         Valid::HostPort => "HOST:PORT".to_owned(),
+        Valid::LogFilter => "FILTER".to_owned(),
         Valid::Text(..) => "TEXT".to_owned(),
     }
 }

@@ -6,13 +6,18 @@ pub mod config;
 pub mod explain;
 pub mod rank;
 pub mod reach;
+pub mod room;
 pub mod serve;
 pub mod set;
 pub mod status;
 pub mod tune;
+pub mod verify;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+
+use cluster::file::FileError;
+use cluster::plan::PlanError;
 
 use crate::launcher::LauncherError;
 use crate::model_store::ModelError;
@@ -44,6 +49,17 @@ pub enum CommandError {
     /// No server could be reached.
     #[error("{0}; is the server running there? `railweave serve` starts one")]
     Unreachable(String),
+    /// A cluster file cannot be used.
+    #[error("{path}: {source}")]
+    ClusterFile {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: Box<FileError>,
+    },
+    /// No plan follows from a cluster file.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The model cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -66,9 +82,13 @@ impl CommandError {
             Self::Settings(_)
             | Self::Launcher(_)
             | Self::Usage(_)
+            | Self::ClusterFile { .. }
             | Self::Model(ModelError::Unknown { .. } | ModelError::NotAFile { .. })
             | Self::Launch(LaunchError::Settings(_) | LaunchError::NoSuchRank { .. }) => USAGE,
             Self::Unreachable(_) => UNREACHABLE,
+            // The file is right, and the cluster cannot do what is asked of it.
+            Self::Plan(PlanError::Forward { .. }) => FAILED,
+            Self::Plan(_) => USAGE,
             Self::Model(_) | Self::Launch(_) | Self::Supervisor(_) | Self::Failed(_) => FAILED,
         }
     }
