@@ -35,7 +35,7 @@ fn fail(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> RankErro
 }
 
 fn body(launch: RankLaunch) -> Result<(), RankError> {
-    let RankLaunch { settings, seat, model, events, notes, stop } = launch;
+    let RankLaunch { settings, seat, model, events, notes, stop, .. } = launch;
     let metrics = TcpListener::bind(settings.metrics_of_rank(seat.rank)).map_err(fail)?;
     let api = (seat.rank == 0).then(|| TcpListener::bind(settings.listen)).transpose();
     let api = api.map_err(fail)?;
@@ -55,7 +55,7 @@ fn body(launch: RankLaunch) -> Result<(), RankError> {
     for done_bytes in [0, 50, 100] {
         events.send(&Event::Loading { done_bytes, total_bytes: 100 });
     }
-    events.send(&Event::Rendezvous { present: seat.ranks });
+    events.send(&Event::Rendezvous { present: seat.ranks, after: None });
     events.send(&Event::Proof { proven: 2, total: 2 });
     let api_address = api.as_ref().map(TcpListener::local_addr).transpose().map_err(fail)?;
     let metrics_address = metrics.local_addr().map_err(fail)?;
