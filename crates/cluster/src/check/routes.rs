@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::{Code, Findings, Level, Room, Section, view};
 use crate::inventory::host_state::{Filter, Neighbour, Netdev, Route};
 use crate::inventory::{HostState, Seen};
-use crate::plan::RankPlan;
+use crate::plan::{PathKind, PathPlan, RankPlan};
 use crate::rules::{
     self, Change, Desired, DesiredRoute, FilterSpec, NeighbourSpec, Refusal, RouteSpec, RuleOptions,
 };
@@ -187,6 +187,39 @@ impl<'a> Here<'a> {
         }
     }
 
+    /// Addresses at the other ends of this host's cables that somebody has tied to a hardware address for good. One that
+    /// the kernel learnt is not judged: it says where a cable leads, and that is told elsewhere.
+    fn fixed_peers(&self, seen: &[Neighbour], to: &mut Findings) {
+        let own = |path: &&PathPlan| path.from == self.rank.rank && path.kind == PathKind::Direct;
+        let paths = self.room.plan.paths.iter().filter(own);
+        for crossing in paths.flat_map(|path| &path.rails).filter_map(|rail| rail.crossings.first())
+        {
+            let (Some(netdev), Some(ip)) =
+                (self.state.netdev_by_mac(crossing.out.mac), crossing.into.ip)
+            else {
+                continue;
+            };
+            let wrong = seen.iter().find(|entry| {
+                entry.ip == ip
+                    && entry.netdev == netdev.name
+                    && entry.states.iter().any(|state| state == "PERMANENT")
+                    && entry.mac.is_some_and(|mac| mac != crossing.into.mac)
+            });
+            let Some(entry) = wrong else { continue };
+            to.find(
+                &WRONG_MAC,
+                self.host(),
+                Some(&netdev.name),
+                format!(
+                    "neighbour {ip} ({}) has a wrong hardware address, and is permanent",
+                    crossing.into.label()
+                ),
+                vec![neighbour_text(entry), format!("its function has {}", crossing.into.mac)],
+                fix(&[Change::RemoveNeighbour { neighbour: entry.clone() }]),
+            );
+        }
+    }
+
     fn neighbours(&self, left: &mut Vec<Left>, to: &mut Findings) {
         let needed = !self.desired.routes.is_empty();
         let Some(seen) = self.read(&self.state.neighbours, "neighbours", needed, to) else {
@@ -234,6 +267,7 @@ impl<'a> Here<'a> {
                 fix(&[Change::SetNeighbour(spec)]),
             );
         }
+        self.fixed_peers(seen, to);
         for entry in seen {
             let own = entry.protocol.as_deref().is_some_and(rules::is_own_protocol);
             if own && !planned.contains(&(entry.ip, entry.netdev.as_str())) {

@@ -14,6 +14,8 @@ pub(super) struct Evidence {
     pub(super) own: Vec<BTreeSet<usize>>,
     /// The switch it is on: a name from LLDP, or one made up.
     pub(super) switch: Vec<Option<String>>,
+    /// Those that lead to a management network.
+    pub(super) managed: BTreeSet<usize>,
 }
 
 impl Evidence {
@@ -130,7 +132,8 @@ pub(super) fn gather(
         }
     }
     by_networks(candidates, &label, &mut far, notes);
-    let mut evidence = Evidence { far, own, switch: vec![None; candidates.len()] };
+    let mut evidence =
+        Evidence { far, own, switch: vec![None; candidates.len()], managed: BTreeSet::new() };
     let dropped = switches(candidates, names, &systems, &label, &mut evidence, notes);
     drop_management(selected, names, &mut evidence, &dropped, notes);
     evidence
@@ -370,6 +373,7 @@ fn drop_management(
         }
         evidence.far[index].clear();
         evidence.own[index].clear();
+        evidence.managed.insert(index);
     }
     for far in evidence.far.iter_mut().chain(evidence.own.iter_mut()) {
         far.retain(|index| !dropped.contains(index));

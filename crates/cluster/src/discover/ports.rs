@@ -55,6 +55,9 @@ pub(super) fn group(
                 evidence.far.get(*index).is_some_and(|far| !far.is_empty())
                     || evidence.switch.get(*index).is_some_and(Option::is_some)
             };
+            if group.iter().all(|index| evidence.managed.contains(index)) {
+                continue;
+            }
             if !group.iter().any(known) {
                 notes.push(format!(
                     "{name}: left out {} (nothing is known of the other end)",

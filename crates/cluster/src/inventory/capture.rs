@@ -107,7 +107,8 @@ const fn tool(name: &'static str, each: Each, command: &'static [&'static str]) 
 }
 
 /// Programs that mark packets, by the name the kernel keeps of them (its first 15 bytes).
-pub const MARKERS: &[&str] = &["mlx5-rdma-tx-rewrite-probe", "mesh_marker", "railweave-mark"];
+pub const MARKERS: &[&str] =
+    &["mlx5-rdma-tx-rewrite-probe", "mesh_marker", "ring8-mesh-marker", "railweave-mark"];
 
 /// Variables of the environment that say where ranks meet and which devices they use. No others are read.
 pub const VARIABLES: &[&str] = &[

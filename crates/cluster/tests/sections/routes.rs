@@ -65,6 +65,29 @@ fn nobody_is_told_of_rules_that_are_not_railweaves() {
 }
 
 #[test]
+fn a_direct_peer_that_is_tied_to_a_wrong_hardware_address_is_told() {
+    let mut lab = Lab::healthy();
+    let Seen::Known(neighbours) = &mut lab.hosts[0].neighbours else { panic!() };
+    neighbours.retain(|entry| entry.ip.to_string() != "10.10.0.2");
+    let mut entry = neighbours[0].clone();
+    entry.ip = "10.10.0.2".parse().unwrap();
+    entry.netdev = "enp1s0f0np0".to_owned();
+    entry.mac = Some("02:00:00:00:00:99".parse().unwrap());
+    entry.states = vec!["PERMANENT".to_owned()];
+    entry.protocol = None;
+    neighbours.push(entry.clone());
+    let finding = lab.one("RW-RTE-05");
+    assert!(finding.message.contains("10.10.0.2 (spark1.p1.0)"), "{}", finding.message);
+    assert_eq!(finding.fix.as_deref(), Some("sudo ip neigh del 10.10.0.2 dev enp1s0f0np0"));
+    // The right address, tied as well, is nobody's fault.
+    let Seen::Known(neighbours) = &mut lab.hosts[0].neighbours else { panic!() };
+    entry.mac = Some("4c:bb:47:00:01:10".parse().unwrap());
+    neighbours.pop();
+    neighbours.push(entry);
+    assert_eq!(lab.found(), Vec::<String>::new());
+}
+
+#[test]
 fn a_dead_route_of_a_dark_port_is_not_told_twice() {
     let mut lab = Lab::healthy();
     let Seen::Known(routes) = &mut lab.hosts[0].routes else { panic!() };
