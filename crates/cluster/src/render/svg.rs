@@ -222,12 +222,12 @@ fn host_box(plan: &Plan, layout: &Layout, rank: usize, out: &mut String) {
 fn labels(plan: &Plan, layout: &Layout, index: usize, cable: &CablePlan, out: &mut String) {
     let Some(ends) = layout.lines.get(index) else { return };
     let along = ends.a.towards(ends.b);
-    // Names of ports stand on the side on which no path is drawn first: right of the way from `a` to `b`.
+    // Names of ports stand beside the rails, and beside a path that is drawn next to them.
     let mut port = |at: Point, along: Point, name: &str| {
         rectangle(out, at, (6.0, 6.0), 2.5, "port");
         let beside = at.plus(along, 21.0).plus(
             if along.y.abs() > 0.7 { Point { x: 1.0, y: 0.0 } } else { Point { x: 0.0, y: -1.0 } },
-            17.0,
+            BESIDE + 13.0,
         );
         text(out, Point { x: beside.x, y: beside.y + 4.0 }, "small quiet", "middle", name);
     };
