@@ -89,7 +89,9 @@ pub enum FormError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// Rank 0 cannot host the rendezvous.
-    #[error("rank 0 cannot host the rendezvous at {address}: {source}; is the port taken?")]
+    #[error(
+        "rank 0 cannot host the rendezvous at {address}: {source}; is it an address of this machine (master, or control in the cluster file), and the port free?"
+    )]
     Host {
         /// Where.
         address: SocketAddr,

@@ -58,6 +58,7 @@ pub struct ControlCore {
     adopted: Option<Arc<Verdict>>,
     next_heartbeat: Duration,
     next_proposal: Duration,
+    next_quiet_report: Duration,
     last_tick: Duration,
     quiet_until: Duration,
 }
@@ -73,6 +74,7 @@ impl ControlCore {
             adopted: None,
             next_heartbeat: now,
             next_proposal: now,
+            next_quiet_report: now,
             last_tick: now,
             quiet_until: now,
         }
@@ -229,14 +231,20 @@ impl ControlCore {
         }
         if now >= self.quiet_until {
             self.look_for_overdue(now, &own, patience, out);
+            self.report_quiet_paths(now, out);
             self.collect(now, patience, out);
         }
         self.adopt_when_settled(now, out);
     }
 
-    /// Tells all of neighbours that are heard, but not over the path that is waited for.
-    fn report_quiet_paths(&mut self, now: Duration, among: RankSet, out: &mut Vec<Output>) {
-        for rank in among.iter() {
+    /// Once somebody asks for a verdict, tells all of neighbours that are heard, but not over their path. The rank at a
+    /// broken cable need not be the one whose patience ends first.
+    fn report_quiet_paths(&mut self, now: Duration, out: &mut Vec<Output>) {
+        if self.opened_at.is_none() || now < self.next_quiet_report {
+            return;
+        }
+        self.next_quiet_report = now + REPEAT;
+        for rank in 0..self.view.size() {
             if let Some(quiet) = self.view.path_quiet_for(rank, now) {
                 let why = format!(
                     "nothing has come over it for {:.1} s, while the other end is heard by the control network",
@@ -274,7 +282,6 @@ impl ControlCore {
         }
         if late {
             self.next_proposal = now + REPEAT;
-            self.report_quiet_paths(now, waits_for.union(own.waits_via), out);
             let proposal = Proposal {
                 from: narrow(self.view.me),
                 sequence: own.sequence,

@@ -344,6 +344,35 @@ fn a_path_that_swallows_everything_is_told_from_a_rank_that_is_stuck() {
     }
 }
 
+/// As seen on a ring whose cable between 0 and 1 was pulled: who missed it first had gone on by one operation.
+#[test]
+fn a_cable_that_is_missed_by_way_of_a_relay_is_named_all_the_same() {
+    for seed in 0..15 {
+        let mut sim = Sim::new(4, seed);
+        sim.run(s(1.0));
+        for (me, other) in [(0, 1), (1, 0)] {
+            let beacon = sim.ranks[other].cell.snapshot(sim.now);
+            sim.ranks[me].core.on_fabric_beacon(sim.now, other, beacon);
+        }
+        let one = RankSet::one;
+        for (rank, sequence, awaited, via) in [
+            (0, 1092, one(2), one(1)),
+            (1, 1092, one(3), one(0)),
+            (2, 1093, one(0), one(3)),
+            (3, 1093, one(0).with(1), one(2)),
+        ] {
+            sim.ranks[rank].cell.begin_operation(operation::ALL_REDUCE, sequence);
+            sim.ranks[rank].cell.set_waiting(awaited, via);
+        }
+        sim.run(s(8.0));
+        let verdict = sim.shared(sim.now);
+        assert!(
+            matches!(verdict.cause, Cause::PathBroken { from: 0 | 1, to: 0 | 1 }),
+            "seed {seed}: {verdict:?}"
+        );
+    }
+}
+
 #[test]
 fn leaving_in_order_is_no_death() {
     let mut sim = Sim::new(3, 1);

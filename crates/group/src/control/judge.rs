@@ -48,6 +48,7 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
         .or_else(|| case.link())
         .or_else(|| case.root())
         .unwrap_or_else(|| case.unknown());
+    let finding = case.quiet_path(&finding).unwrap_or(finding);
     case.verdict(finding)
 }
 
@@ -286,13 +287,24 @@ impl<'a> Case<'a> {
                 let (from, to) = (usize::from(report.from), usize::from(report.to));
                 report.rails_left == 0
                     && self.waiters.iter().any(|waiter| {
-                        (waiter.rank == from && waiter.waits_for.contains(to))
-                            || (waiter.rank == to && waiter.waits_for.contains(from))
+                        let awaits = waiter.waits_for.union(waiter.via);
+                        (waiter.rank == from && awaits.contains(to))
+                            || (waiter.rank == to && awaits.contains(from))
                     })
             })
         };
         let report = proposed.or_else(needed)?;
         Some(self.broken(report))
+    }
+
+    /// Ranks that stand at different operations, or wait for no known reason, while nothing gets over some path: that is
+    /// the reason, wherever the wait that was told first may be.
+    fn quiet_path(&self, finding: &Finding) -> Option<Finding> {
+        if !matches!(finding.cause, Cause::RanksDisagree { .. } | Cause::Unknown) {
+            return None;
+        }
+        let quiet = self.view.links.iter().find(|report| report.rail.is_none())?;
+        Some(self.broken(quiet))
     }
 
     fn broken(&self, report: &LinkReport) -> Finding {

@@ -153,6 +153,14 @@ impl HostCore {
         });
     }
 
+    /// Who is not there, and for how long the first that is has waited; `None` if nobody waits.
+    pub fn missing(&self, now: Duration) -> Option<(RankSet, Duration)> {
+        let first = self.gathering.values().map(|waiting| waiting.since).min()?;
+        let missing = |rank: &usize| !self.gathering.keys().any(|here| usize::from(*here) == *rank);
+        let missing: RankSet = RankSet::all(self.size).iter().filter(missing).collect();
+        Some((missing, now.saturating_sub(first)))
+    }
+
     /// Whether the whole group was refused and some ranks have not been told.
     pub fn owes_refusals(&self) -> bool {
         self.doomed.is_some()

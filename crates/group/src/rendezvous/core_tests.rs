@@ -249,3 +249,16 @@ fn a_rank_that_lies_about_its_number_is_refused() {
     let out = meeting.join(6, Join { size: 3, ..request(7) });
     assert_eq!(refusals(&out), [(6, &Refusal::RankOutOfRange { rank: 7, size: 3 })]);
 }
+
+#[test]
+fn who_is_not_there_can_be_asked() {
+    let mut meeting = Meeting::new();
+    assert_eq!(meeting.core.missing(meeting.now), None);
+    meeting.join(10, request(0));
+    meeting.now = Duration::from_secs(3);
+    meeting.join(12, request(2));
+    let now = Duration::from_secs(12);
+    assert_eq!(meeting.core.missing(now), Some((RankSet::one(1), now)));
+    meeting.join(11, request(1));
+    assert_eq!(meeting.core.missing(now), None);
+}

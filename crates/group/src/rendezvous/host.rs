@@ -26,6 +26,8 @@ const EVENTS: usize = 256;
 const BUSY_TICK: Duration = Duration::from_millis(20);
 /// How long a meeting point that refused the group stays for ranks that have not come yet.
 const LINGER: Duration = Duration::from_secs(4);
+/// Time between two lines that say who is not there.
+const REMIND: Duration = Duration::from_secs(10);
 const IDLE_TICK: Duration = Duration::from_millis(500);
 
 /// What the meeting point needs.
@@ -280,6 +282,7 @@ impl Decider {
 
     fn run(mut self, inbox: &Receiver<Event>) {
         let mut out = Vec::new();
+        let mut remind_at = REMIND;
         loop {
             let unsent =
                 self.connections.values().any(|c| !c.queue.is_empty() || c.closing.is_some());
@@ -289,7 +292,15 @@ impl Decider {
                 Ok(event) => self.take(event, &mut out),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.core.tick(self.origin.elapsed(), &mut out);
+            let now = self.origin.elapsed();
+            self.core.tick(now, &mut out);
+            match self.core.missing(now) {
+                Some((missing, waited)) if waited >= REMIND && now >= remind_at => {
+                    remind_at = now + REMIND;
+                    tracing::warn!(%missing, waited_s = waited.as_secs(), "waiting for ranks to come");
+                }
+                _ => {}
+            }
             // Before rank 0 itself hears of it, and may go.
             self.owes.store(self.core.owes_refusals(), Ordering::Release);
             self.carry_out(&mut out);
