@@ -114,11 +114,12 @@ impl FromStr for Interface {
         };
         let (ip, prefix) = text.split_once('/').ok_or_else(wrong)?;
         let ip = ip.parse().map_err(|_| wrong())?;
-        let prefix = prefix.parse().map_err(|_| wrong())?;
-        if prefix > 32 {
+        let length: u8 = prefix.parse().map_err(|_| wrong())?;
+        // Written in one way only: `+24` and `024` are numbers too.
+        if length > 32 || prefix != length.to_string() {
             return Err(wrong());
         }
-        Ok(Self { ip, prefix })
+        Ok(Self { ip, prefix: length })
     }
 }
 
@@ -201,7 +202,9 @@ mod tests {
         {
             assert!(text.parse::<Mac>().is_err(), "{text}");
         }
-        for text in ["10.10.1.1", "10.10.1.1/33", "10.10.1/24", "/24"] {
+        for text in
+            ["10.10.1.1", "10.10.1.1/33", "10.10.1/24", "/24", "10.10.1.1/+24", "10.10.1.1/024"]
+        {
             assert!(text.parse::<Interface>().is_err(), "{text}");
         }
         for text in ["01:00.0", "0000:01:00", "0000:01:00.0.0", "zzzz:01:00.0"] {

@@ -424,3 +424,15 @@ fn routes_of_a_file_name_its_hosts() {
             .contains("kind \"fast\" is none of")
     );
 }
+
+#[test]
+fn a_control_address_is_one_that_others_can_reach() {
+    for wrong in ["0.0.0.0", "::", "224.0.0.1", "192.168.1.10:29400", "1.2.3", "-x", "a;b", "a/b"] {
+        let error = refused("control = \"192.168.1.10\"", &format!("control = {wrong:?}"));
+        assert!(error.contains("control") && error.contains("spark0"), "{error}");
+    }
+    for right in ["10.0.0.7", "fd00::7", "spark0", "spark0.lan", "127.0.0.1"] {
+        let text = RING4.replacen("control = \"192.168.1.10\"", &format!("control = {right:?}"), 1);
+        ClusterFile::parse(&text).unwrap();
+    }
+}

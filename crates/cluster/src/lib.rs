@@ -17,3 +17,4 @@ pub mod reach;
 pub mod render;
 pub mod rules;
 pub mod source_port;
+pub mod text;

@@ -321,3 +321,14 @@ fn a_meeting_place_of_one_host_alone_is_found() {
         report.findings
     );
 }
+
+#[test]
+fn what_a_file_or_a_host_says_can_be_printed_and_copied() {
+    let mut bench = Bench::ring();
+    bench.file.hosts[1].reach = "ssh:x;$(id)".to_owned();
+    bench.hosts[1] = Err("\u{1b}[2J it said \u{202e}this".to_owned());
+    let report = bench.pre();
+    let found = report.findings.iter().find(|found| found.code == "RW-RCH-01").unwrap();
+    assert_eq!(found.fix.as_deref(), Some("ssh -o BatchMode=yes 'x;$(id)' true"));
+    assert_eq!(found.evidence[1], "\\u{1b}[2J it said \\u{202e}this");
+}

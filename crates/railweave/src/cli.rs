@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command, Parser, Subcommand, ValueHint};
+use cluster::text::clean;
 
 use crate::commands::{ask, bench, config, explain, rank, room, serve, set, status, tune, verify};
 use crate::process::RankBody;
@@ -213,7 +214,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, body: RankBody) -> Exi
         Action::Agent => verify::run_agent(),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("railweave: {error}");
+        // What a file or a host said is part of it.
+        eprintln!("railweave: {}", clean(&error.to_string()));
         ExitCode::from(error.code())
     })
 }

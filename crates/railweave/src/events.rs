@@ -154,7 +154,14 @@ pub enum Note {
 
 /// Where a rank writes its events. Cheap to clone; threads may share it.
 #[derive(Clone)]
-pub struct EventSink(Option<Arc<Mutex<Box<dyn Write + Send>>>>);
+pub struct EventSink(Option<Sink>);
+
+#[derive(Clone)]
+struct Sink {
+    writer: Arc<Mutex<Box<dyn Write + Send>>>,
+    /// Whom a person at a rank without a supervisor takes this process for; none writes JSON.
+    rank: Option<u32>,
+}
 
 impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -166,10 +173,16 @@ impl EventSink {
     /// A sink that writes lines.
     #[must_use]
     pub fn to(writer: Box<dyn Write + Send>) -> Self {
-        Self(Some(Arc::new(Mutex::new(writer))))
+        Self(Some(Sink { writer: Arc::new(Mutex::new(writer)), rank: None }))
     }
 
-    /// A sink without a reader: a rank under a launcher has no supervisor.
+    /// A sink that tells a person what matters of `rank`, which has no supervisor to do so.
+    #[must_use]
+    pub fn person(writer: Box<dyn Write + Send>, rank: u32) -> Self {
+        Self(Some(Sink { writer: Arc::new(Mutex::new(writer)), rank: Some(rank) }))
+    }
+
+    /// A sink without a reader.
     #[must_use]
     pub fn nobody() -> Self {
         Self(None)
@@ -177,12 +190,33 @@ impl EventSink {
 
     /// Writes one event. A reader that is gone is not an error here: the end of standard input tells it.
     pub fn send(&self, event: &Event) {
-        let Some(writer) = &self.0 else { return };
-        let Ok(mut line) = serde_json::to_vec(event) else { return };
+        let Some(Sink { writer, rank }) = &self.0 else { return };
+        let line = match rank {
+            None => serde_json::to_vec(event).ok(),
+            Some(rank) => in_words(*rank, event).map(String::into_bytes),
+        };
+        let Some(mut line) = line else { return };
         line.push(b'\n');
         let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = writer.write_all(&line).and_then(|()| writer.flush());
     }
+}
+
+/// What a person at a rank wants to know: where it serves, and that it does.
+fn in_words(rank: u32, event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Rendezvous { after: None, .. } => format!("rank {rank} waits for the other ranks"),
+        Event::Listening { metrics, api: Some(api) } => {
+            format!("rank {rank} serves http://{api}/v1, metrics at http://{metrics}/metrics")
+        }
+        Event::Listening { metrics, api: None } => {
+            format!("rank {rank} serves metrics at http://{metrics}/metrics")
+        }
+        Event::Ready { epoch } => format!("rank {rank} is ready, epoch {epoch}"),
+        Event::Reformed { epoch } => format!("rank {rank} is in the group again, epoch {epoch}"),
+        // A verdict is in the log.
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -206,6 +240,32 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&note).unwrap(),
             r#"{"note":"exited","rank":1,"exit":{"signal":9}}"#
+        );
+    }
+
+    #[test]
+    fn a_person_hears_what_matters() {
+        #[derive(Clone, Default)]
+        struct Page(Arc<Mutex<Vec<u8>>>);
+        impl Write for Page {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let page = Page::default();
+        let sink = EventSink::person(Box::new(page.clone()), 2);
+        sink.send(&Event::Loading { done_bytes: 1, total_bytes: 2 });
+        let metrics = "127.0.0.1:9402".parse().unwrap();
+        sink.send(&Event::Listening { metrics, api: None });
+        sink.send(&Event::Ready { epoch: 1 });
+        let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(
+            text,
+            "rank 2 serves metrics at http://127.0.0.1:9402/metrics\nrank 2 is ready, epoch 1\n"
         );
     }
 

@@ -5,6 +5,7 @@ pub mod commands;
 pub mod events;
 mod http;
 pub mod launcher;
+mod local;
 pub mod model_store;
 pub mod placement;
 pub mod process;

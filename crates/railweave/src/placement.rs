@@ -1,19 +1,18 @@
 //! Where a rank sits in the machine room: what the cluster file and its plan say of this host.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cluster::address::Mac;
-use cluster::file::{ClusterFile, FileError};
+use cluster::file::{ClusterFile, FileError, MAX_BYTES};
 use cluster::plan::{FunctionRef, PathKind, Plan, PlanError, PlanOptions, Rail};
 use fabric::{Cable, DataAddresses, MAX_RAILS, Topology, TopologyError};
 use group::control::CableNames;
 
-/// Largest cluster file that is read.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+use crate::local;
+
 /// Where rank 0's host lets the ranks meet, unless `master` says otherwise.
 const MASTER_PORT: u16 = 29_400;
 
@@ -112,7 +111,7 @@ impl Placement {
     /// # Errors
     /// See [`PlacementError`].
     pub fn read(path: &Path, host: &str) -> Result<Self, PlacementError> {
-        let text = read_bounded(path)
+        let text = local::read_text(path, MAX_BYTES as u64)
             .map_err(|source| PlacementError::Unreadable { path: path.to_owned(), source })?;
         let file = ClusterFile::parse(&text).map_err(|source| PlacementError::File {
             path: path.to_owned(),
@@ -121,8 +120,8 @@ impl Placement {
         let plan = Plan::of(&file, &PlanOptions::default()).map_err(|source| {
             PlacementError::Plan { path: path.to_owned(), source: Box::new(source) }
         })?;
-        let rank =
-            find_rank(&plan, host, &own_macs()).map_err(|why| PlacementError::UnknownHost {
+        let rank = find_rank(&plan, host, &local::own_macs()).map_err(|why| {
+            PlacementError::UnknownHost {
                 path: path.to_owned(),
                 why,
                 names: plan
@@ -131,7 +130,8 @@ impl Placement {
                     .map(|rank| rank.host.as_str())
                     .collect::<Vec<_>>()
                     .join(", "),
-            })?;
+            }
+        })?;
         Ok(Self { path: path.to_owned(), plan, rank })
     }
 
@@ -250,25 +250,6 @@ impl Placement {
         }
         names
     }
-}
-
-fn read_bounded(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(io::Error::other(format!("it is larger than {MAX_FILE_BYTES} bytes")));
-    }
-    Ok(text)
-}
-
-/// The hardware addresses of this host's netdevs.
-fn own_macs() -> Vec<Mac> {
-    let Ok(entries) = fs::read_dir("/sys/class/net") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| fs::read_to_string(entry.path().join("address")).ok())
-        .filter_map(|text| text.trim().parse().ok())
-        .collect()
 }
 
 fn find_rank(plan: &Plan, host: &str, own: &[Mac]) -> Result<usize, String> {

@@ -193,7 +193,8 @@ pub fn begin_launched(
     let stop = Stop::default();
     stop_on_signals(&stop)?;
     let (_, notes) = sync_channel(1);
-    Ok(RankLaunch { settings, seat, placement, model, events: EventSink::nobody(), notes, stop })
+    let events = EventSink::person(Box::new(io::stdout()), seat.rank);
+    Ok(RankLaunch { settings, seat, placement, model, events, notes, stop })
 }
 
 /// The first signal is the order to stop, the second ends the process at once.

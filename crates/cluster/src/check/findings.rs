@@ -1,6 +1,8 @@
-//! Where the sections put what they found.
+//! Where the sections put what they found. Texts of hosts and files go in here, and come out fit for a terminal.
 
 use std::collections::BTreeMap;
+
+use crate::text::clean;
 
 use super::{Code, Finding, LookedAt, Section, Unmeasured};
 
@@ -24,15 +26,16 @@ impl Findings {
         evidence: Vec<String>,
         fix: Option<String>,
     ) {
+        let clean = |text: &str| clean(text).into_owned();
         self.findings.push(Finding {
             code: code.id,
             level: code.level,
             section: code.section,
-            host: host.map(str::to_owned),
-            port: port.map(str::to_owned),
-            message: message.into(),
-            evidence,
-            fix,
+            host: host.map(clean),
+            port: port.map(clean),
+            message: clean(&message.into()),
+            evidence: evidence.iter().map(|line| clean(line)).collect(),
+            fix: fix.as_deref().map(clean),
         });
     }
 
@@ -82,8 +85,9 @@ impl Findings {
         why: String,
         essential: bool,
     ) {
-        let unmeasured =
-            Unmeasured { section, host: host.map(str::to_owned), what, why, essential };
+        let clean = |text: &str| clean(text).into_owned();
+        let (what, why) = (clean(&what), clean(&why));
+        let unmeasured = Unmeasured { section, host: host.map(clean), what, why, essential };
         if !self.unmeasured.contains(&unmeasured) {
             self.unmeasured.push(unmeasured);
         }

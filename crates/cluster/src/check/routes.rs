@@ -12,6 +12,7 @@ use crate::plan::{PathKind, PathPlan, RankPlan};
 use crate::rules::{
     self, Change, Desired, DesiredRoute, FilterSpec, NeighbourSpec, Refusal, RouteSpec, RuleOptions,
 };
+use crate::text::quoted;
 
 const SECTION: Section = Section::Routes;
 
@@ -430,19 +431,8 @@ fn filter_text(filter: &Filter) -> String {
 
 /// The commands of changes, a line each, to copy.
 fn fix(changes: &[Change]) -> Option<String> {
-    let plain = |word: &String| {
-        word.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./:=@,+".contains(&b))
-    };
     let command = |change: &Change| {
-        let words: Vec<String> = change
-            .argv()
-            .into_iter()
-            .map(
-                |word| {
-                    if plain(&word) { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
-                },
-            )
-            .collect();
+        let words: Vec<String> = change.argv().iter().map(|word| quoted(word)).collect();
         format!("sudo {}", words.join(" "))
     };
     (!changes.is_empty()).then(|| changes.iter().map(command).collect::<Vec<_>>().join("\n"))

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::text::quoted;
+
 use super::{
     Code, Findings, Level, Report, Room, Scope, Section, addresses, cables, counters, disks,
     forwarding, hosts, links, routes,
@@ -74,9 +76,9 @@ fn unreachable(room: &Room<'_>, scope: Scope, to: &mut Findings) {
         };
         let reach = room.file.hosts.get(rank.rank).map_or("local", |host| host.reach.as_str());
         let fix = match reach.split_once(':') {
-            Some(("ssh", target)) => Some(format!("ssh -o BatchMode=yes {target} true")),
-            Some(("netns", name)) => Some(format!("ip netns exec {name} true")),
-            Some(("recorded", folder)) => Some(format!("ls {folder}")),
+            Some(("ssh", target)) => Some(format!("ssh -o BatchMode=yes {} true", quoted(target))),
+            Some(("netns", name)) => Some(format!("ip netns exec {} true", quoted(name))),
+            Some(("recorded", folder)) => Some(format!("ls {}", quoted(folder))),
             _ => None,
         };
         let evidence = vec![format!("reach = {reach:?}"), why.to_owned()];

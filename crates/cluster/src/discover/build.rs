@@ -241,7 +241,7 @@ fn tell_what_is_missing(file: &ClusterFile, notes: &mut Vec<String>) {
     let without = functions().filter(|function| function.address.is_none()).count();
     if without > 0 {
         notes.push(format!(
-            "{without} of {} functions have no address of use; `railweave discover --addresses 10.10.0.0/16` writes \
+            "{without} of {} functions have no address of use; `railweave discover --assign-addresses 10.10.0.0/16` writes \
              some into the file, and `railweave apply --set-addresses` sets them",
             functions().count()
         ));

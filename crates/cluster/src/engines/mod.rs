@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::inventory::HostState;
 use crate::inventory::host_state::Netdev;
 use crate::plan::{FunctionRef, PathKind, PathPlan, Plan};
+use crate::text::quoted;
 
 /// An engine whose environment is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -358,10 +359,6 @@ fn relayed(plan: &Plan, engine: Engine, path: &PathPlan) -> Result<(), EngineErr
 fn joined(plan: &Plan, a: usize, b: usize) -> bool {
     plan.path(a, b).is_some_and(|path| path.kind == PathKind::Direct)
         || plan.ranks.get(a).is_some_and(|rank| rank.neighbours.contains(&b))
-}
-
-fn quoted(value: &str) -> String {
-    format!("'{}'", value.replace('\'', r"'\''"))
 }
 
 fn one_line(text: &str) -> String {

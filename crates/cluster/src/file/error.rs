@@ -45,7 +45,7 @@ pub enum FileError {
     },
     /// No host, or too many.
     #[error(
-        "the file has {count} hosts; a cluster has 1 to {MAX_HOSTS}: add a [[host]] for each machine"
+        "the file has {count} hosts; a cluster has 1 to {MAX_HOSTS}, with a [[host]] for each machine"
     )]
     HostCount {
         /// How many it has.

@@ -1,6 +1,7 @@
 //! What makes a cluster file valid.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use super::error::{FileError, NAME_TAKES, nearest};
 use super::{
@@ -220,6 +221,19 @@ impl ClusterFile {
     }
 }
 
+/// Whether others could reach a host by this: an address that is one machine's, or what may be a name.
+fn is_reachable(control: &str) -> bool {
+    match control.parse::<IpAddr>() {
+        Ok(ip) => !ip.is_unspecified() && !ip.is_multicast(),
+        Err(_) => {
+            let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+            control.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && control.chars().all(fine)
+                && !control.chars().all(|c| c.is_ascii_digit() || c == '.')
+        }
+    }
+}
+
 fn check_host(host: &Host) -> Result<(), FileError> {
     let line = |what, text: &str, limit: usize| {
         if text.is_empty()
@@ -238,6 +252,14 @@ fn check_host(host: &Host) -> Result<(), FileError> {
     line("reach", &host.reach, 512)?;
     if let Some(control) = &host.control {
         line("control", control, 512)?;
+        if !is_reachable(control) {
+            return Err(FileError::Name {
+                what: "control",
+                name: control.clone(),
+                place: format!("host {}", host.name),
+                takes: "an IP address of the management network, or a host name; no port",
+            });
+        }
     }
     if host.ports.len() > MAX_PORTS {
         return Err(FileError::PortCount { host: host.name.clone(), count: host.ports.len() });

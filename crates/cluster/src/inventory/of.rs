@@ -1,5 +1,7 @@
 //! From what was read to what it means.
 
+use crate::text::quoted;
+
 use super::{
     HostState, Recording, parse_filters, parse_netdevs, parse_rdma, parse_system, parse_tables,
     parse_tools,
@@ -58,11 +60,18 @@ pub(super) fn number(value: &serde_json::Value, field: &str) -> Option<u64> {
     value.get(field)?.as_u64()
 }
 
-/// The parts of paths below a folder, up to the next slash: names of netdevs, devices, ports. Sorted, each once.
+/// The parts of paths below a folder, up to the next slash: names of netdevs, devices, ports. Sorted, each once. One that
+/// a shell would act on is left out: names go into commands that people copy, and no driver gives such a name.
 pub(super) fn names_below<'a>(recording: &'a Recording, folder: &'a str) -> Vec<&'a str> {
     let within = |path: &'a String| path.strip_prefix(folder)?.split('/').next();
+    let plain = |name: &&str| quoted(name) == **name;
     let from = || folder.to_owned()..;
     let files = recording.files.range(from()).map_while(|(path, _)| within(path));
     let links = recording.links.range(from()).map_while(|(path, _)| within(path));
-    files.chain(links).collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+    files
+        .chain(links)
+        .filter(plain)
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect()
 }

@@ -9,6 +9,7 @@ use super::of::{entries, json, names_below, number, text};
 use super::parse_system::seen_file;
 use super::{Recording, Seen};
 use crate::address::{Interface, Pci};
+use crate::text::quoted;
 
 /// `IFF_UP` of `flags`.
 const FLAG_UP: u64 = 1;
@@ -23,7 +24,7 @@ pub(super) fn netdevs(recording: &Recording) -> (Vec<Netdev>, Seen<usize>) {
         })
         .unwrap_or_default();
     let mut names = names_below(recording, "/sys/class/net/");
-    names.extend(by_name.keys());
+    names.extend(by_name.keys().filter(|name| quoted(name) == ***name));
     names.sort_unstable();
     names.dedup();
     let mut netdevs: Vec<Netdev> = names

@@ -8,6 +8,7 @@ use super::ReachError;
 use super::run::{self, Output};
 use crate::inventory::recording::ToolOutput;
 use crate::inventory::{Recording, capture};
+use crate::text::quoted;
 
 /// Seconds SSH may take to connect.
 const CONNECT_LIMIT_S: u32 = 10;
@@ -201,15 +202,6 @@ fn checked(text: &str, also: &str) -> Option<String> {
         && !text.starts_with('-')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(c));
     fine.then(|| text.to_owned())
-}
-
-/// A word as a POSIX shell reads it back whole.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 fn since_epoch_ns() -> u128 {

@@ -1,15 +1,7 @@
 //! Changes as a script that a person can read and run, and as a short list.
 
 use super::change::Change;
-
-/// A word as the shell reads it back unchanged.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
+use crate::text::quoted;
 
 /// One line of a comment: nothing in it can end the line.
 fn comment(text: &str) -> String {

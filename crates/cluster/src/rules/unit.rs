@@ -32,12 +32,19 @@ fn word(what: &'static str, text: &str) -> Result<String, UnitError> {
 
 /// The unit `railweave-apply.service` for one host: the text of `/etc/systemd/system/railweave-apply.service`.
 ///
-/// `binary` and `file` are absolute paths on that host, `host` is its name in the cluster file.
+/// `binary` and `file` are absolute paths on that host, `host` is its name in the cluster file. `plan` are further
+/// arguments of both commands, `apply` those of the first.
 ///
 /// # Errors
 ///
 /// If one of them cannot stand in a unit.
-pub fn unit(binary: &str, file: &str, host: &str) -> Result<String, UnitError> {
+pub fn unit(
+    binary: &str,
+    file: &str,
+    host: &str,
+    plan: &[String],
+    apply: &[String],
+) -> Result<String, UnitError> {
     for (what, path) in [("the program", binary), ("the cluster file", file)] {
         if !path.starts_with('/') {
             let why = "it is not an absolute path, and a unit has no folder of its own";
@@ -46,6 +53,11 @@ pub fn unit(binary: &str, file: &str, host: &str) -> Result<String, UnitError> {
     }
     let (binary, file) = (word("the program", binary)?, word("the cluster file", file)?);
     let host = word("the host", host)?;
+    let words = |list: &[String]| -> Result<String, UnitError> {
+        let words = list.iter().map(|one| Ok(format!("{} ", word("an argument", one)?)));
+        words.collect()
+    };
+    let (plan, apply) = (words(plan)?, words(apply)?);
     Ok(format!(
         "\
 # Written by `railweave apply --unit`. Routes, filters, markers and NIC settings do not survive a boot;
@@ -62,8 +74,8 @@ StartLimitBurst=5
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart={binary} apply --apply --host {host} {file}
-ExecStart={binary} check --host {host} {file}
+ExecStart={binary} apply --apply {apply}{plan}--host {host} {file}
+ExecStart={binary} check {plan}--host {host} {file}
 # A netdev that was late, or a peer that is still booting: try again, at most five times.
 Restart=on-failure
 RestartSec=20

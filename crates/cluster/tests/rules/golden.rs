@@ -56,7 +56,8 @@ fn the_scripts_of_the_gb10_ring_are_those_in_the_files() {
 
 #[test]
 fn the_unit_is_that_in_the_file() {
-    let text = unit("/usr/local/bin/railweave", "/etc/railweave/cluster.toml", "spark1").unwrap();
+    let text = unit("/usr/local/bin/railweave", "/etc/railweave/cluster.toml", "spark1", &[], &[])
+        .unwrap();
     equals("railweave-apply.service", &text);
 }
 

@@ -70,17 +70,29 @@ fn a_marker_that_is_not_ours_is_not_stopped() {
 
 #[test]
 fn a_unit_takes_odd_paths_and_refuses_worse() {
-    let text = unit("/opt/rail weave/bin", "/etc/100%/c$x.toml", "spark1").unwrap();
-    let line =
-        "ExecStart=\"/opt/rail weave/bin\" apply --apply --host spark1 /etc/100%%/c$$x.toml\n";
-    assert!(text.contains(line), "{text}");
+    let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let text = unit(
+        "/opt/rail weave/bin",
+        "/etc/100%/c$x.toml",
+        "spark1",
+        &words(&["--forward", "auto"]),
+        &words(&["--set-mtu", "--marker", "/opt/a b"]),
+    )
+    .unwrap();
+    for line in [
+        "ExecStart=\"/opt/rail weave/bin\" apply --apply --set-mtu --marker \"/opt/a b\" --forward auto --host spark1 \
+         /etc/100%%/c$$x.toml\n",
+        "ExecStart=\"/opt/rail weave/bin\" check --forward auto --host spark1 /etc/100%%/c$$x.toml\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
     for (binary, file, host) in [
         ("railweave", "/etc/c.toml", "a"),
         ("/bin/railweave", "c.toml", "a"),
         ("/bin/railweave", "/etc/c.toml", ""),
         ("/bin/railweave", "/etc/c.toml\nExecStart=/bin/sh", "a"),
     ] {
-        assert!(unit(binary, file, host).is_err(), "{binary} {file} {host}");
+        assert!(unit(binary, file, host, &[], &[]).is_err(), "{binary} {file} {host}");
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::{Place, SettingsError};
 use super::table::{ENV_PREFIX, KEYS};
 use super::value::nearest;
 use super::{Effective, Key, Settings, file, user_directory};
+use crate::local::read_text;
 
 /// Largest settings file that is read.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -92,7 +92,7 @@ impl Layers {
         match read_bounded(path) {
             Ok(text) => Ok(Some((path.clone(), text))),
             Err(SettingsError::Unreadable { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound =>
+                if source.kind() == io::ErrorKind::NotFound =>
             {
                 Ok(None)
             }
@@ -118,14 +118,12 @@ fn own_variables(
 }
 
 fn read_bounded(path: &Path) -> Result<String, SettingsError> {
-    let unreadable = |source| SettingsError::Unreadable { path: path.to_owned(), source };
-    let mut text = String::new();
-    let file = File::open(path).map_err(unreadable)?;
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(SettingsError::TooLarge { path: path.to_owned(), limit_bytes: MAX_FILE_BYTES });
-    }
-    Ok(text)
+    read_text(path, MAX_FILE_BYTES).map_err(|source| match source.kind() {
+        io::ErrorKind::FileTooLarge => {
+            SettingsError::TooLarge { path: path.to_owned(), limit_bytes: MAX_FILE_BYTES }
+        }
+        _ => SettingsError::Unreadable { path: path.to_owned(), source },
+    })
 }
 
 impl Effective {

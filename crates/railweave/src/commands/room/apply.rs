@@ -82,6 +82,21 @@ struct AllowFlags {
 }
 
 impl AllowFlags {
+    /// The flags again, for a unit that has to do the same at every boot.
+    fn words(&self) -> Vec<String> {
+        let switches = [
+            (self.set_addresses, "--set-addresses"),
+            (self.set_mtu, "--set-mtu"),
+            (self.reload, "--reload"),
+            (self.yes_live, "--yes-live"),
+        ];
+        let set = switches.into_iter().filter(|(on, _)| *on).map(|(_, flag)| flag.to_owned());
+        let values =
+            [("--marker", &self.marker), ("--source-port-marker", &self.source_port_marker)];
+        let given = values.into_iter().filter_map(|(flag, value)| Some((flag, value.clone()?)));
+        set.chain(given.flat_map(|(flag, value)| [flag.to_owned(), value])).collect()
+    }
+
     fn options(&self) -> RuleOptions {
         let known = MarkerProgram::default();
         let marker = match self.marker.as_deref() {
@@ -122,7 +137,7 @@ pub fn run(args: &ApplyArgs) -> CommandResult {
     let plan = args.flags.plan(&file)?;
     let ranks = select(&file, &args.hosts)?;
     if args.mode.unit {
-        return units(&file, &args.file.file, &ranks, args.output.as_deref());
+        return units(&file, args, &ranks);
     }
     let under_way = on_signal()?;
     let options = args.allow.options();
@@ -244,17 +259,19 @@ fn scripts(works: &[Work<'_>], folder: Option<&Path>) -> CommandResult {
     each_file(files.collect(), folder, "sh")
 }
 
-fn units(file: &ClusterFile, path: &Path, ranks: &[usize], folder: Option<&Path>) -> CommandResult {
+fn units(file: &ClusterFile, args: &ApplyArgs, ranks: &[usize]) -> CommandResult {
     let wrong = |error: &dyn std::fmt::Display| {
         CommandError::Usage(format!("no unit can be written: {error}"))
     };
-    let path = std::path::absolute(path).map_err(|error| wrong(&error))?;
-    let unit = |host: &Host| rules::unit(BINARY, &path.to_string_lossy(), &host.name);
+    let path = std::path::absolute(&args.file.file).map_err(|error| wrong(&error))?;
+    let (plan, allow) = (args.flags.words(), args.allow.words());
+    let unit =
+        |host: &Host| rules::unit(BINARY, &path.to_string_lossy(), &host.name, &plan, &allow);
     let mut files = Vec::new();
     for host in ranks.iter().filter_map(|&rank| file.hosts.get(rank)) {
         files.push((host, unit(host).map_err(|error| wrong(&error))?));
     }
-    each_file(files, folder, "service")
+    each_file(files, args.output.as_deref(), "service")
 }
 
 /// Prints a text for each host, or writes them to a folder: `spark0.sh`.

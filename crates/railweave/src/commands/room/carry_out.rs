@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cluster::reach::{Output, ReachError};
 use cluster::rules::{self, Change};
+use cluster::text::clean;
 
 use super::super::{CommandError, print};
 use super::apply::Work;
@@ -71,7 +72,7 @@ pub(super) fn carry_out<'a>(
             let named =
                 wrong.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with([':', ' ']));
             let who = if named { String::new() } else { format!("{name}: ") };
-            eprintln!("railweave: {who}{wrong}");
+            eprintln!("railweave: {who}{}", clean(&wrong));
             let left: Vec<_> = rest.map(|work| work.host.name.as_str()).collect();
             if !left.is_empty() {
                 eprintln!("railweave: nothing was done on {}", left.join(", "));

@@ -87,6 +87,11 @@ pub fn run(args: &CheckArgs) -> CommandResult {
     let scope = Scope { pre: args.pre, wire: args.wire, disk: args.disk };
     let mut report = check::run(&room, scope);
     only(&mut report, &args.hosts);
+    for (host, state) in file.hosts.iter().zip(&hosts) {
+        if !args.hosts.is_empty() && !args.hosts.contains(&host.name) && state.is_err() {
+            eprintln!("note: {} could not be read; what depends on it is not judged", host.name);
+        }
+    }
     if let Some(folder) = &args.bundle {
         write_bundle(folder, &file, &recordings)?;
     }

@@ -15,6 +15,7 @@ use cluster::inventory::{HostState, Seen};
 use cluster::plan::{Plan, PlanOptions};
 use cluster::reach::{Reach, ReachError};
 use cluster::render;
+use cluster::text::clean;
 
 use super::super::{CommandError, CommandResult, print};
 use super::open::{CAPTURE_LIMIT, DEFAULT_FILE, RECORDED, each};
@@ -47,7 +48,7 @@ pub struct DiscoverArgs {
     /// Write over a cluster file that is there
     #[arg(long)]
     force: bool,
-    /// Print what was found as one JSON document
+    /// Print what was found as one JSON document; where the file goes to a file
     #[arg(long)]
     json: bool,
 }
@@ -75,6 +76,10 @@ fn reach(text: &str) -> Result<String, String> {
 /// A host could not be read, or the file is there already or cannot be written; then nothing is written.
 pub fn run(args: &DiscoverArgs) -> CommandResult {
     let printed = args.output.as_os_str() == "-";
+    if printed && args.json {
+        let what = "-o - prints the cluster file; leave out --json, or name a file";
+        return Err(CommandError::Usage(what.to_owned()));
+    }
     if !printed && !args.force && args.output.exists() {
         return Err(there_already(&args.output));
     }
@@ -92,7 +97,7 @@ pub fn run(args: &DiscoverArgs) -> CommandResult {
     if printed {
         print(&text)?;
         for note in &found.notes {
-            eprintln!("note: {note}");
+            eprintln!("note: {}", clean(note));
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -1,7 +1,6 @@
 //! What the commands of the machine room share: the cluster file, the plan that follows, and the way to the hosts.
 
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -9,22 +8,20 @@ use std::time::Duration;
 
 use clap::ValueHint;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cluster::address::Mac;
-use cluster::file::{ClusterFile, Forward, Host, RouteEntry, TagKind};
+use cluster::file::{ClusterFile, Forward, Host, MAX_BYTES, RouteEntry, TagKind};
 use cluster::inventory::{HostState, Recording};
 use cluster::plan::{Plan, PlanOptions};
 use cluster::reach::{Reach, ReachError};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::super::CommandError;
+use crate::local;
 
 /// The file that is read if none is named.
 pub(crate) const DEFAULT_FILE: &str = "cluster.toml";
 /// How long reading the state of one host may take.
-pub(crate) const CAPTURE_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const CAPTURE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A cluster file of eight hosts has about 10 KiB.
-const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Hosts that are reached at the same time.
 const AT_ONCE: usize = 8;
 /// How the reach of a recorded host starts.
@@ -72,6 +69,27 @@ fn route(text: &str) -> Result<RouteEntry, String> {
 }
 
 impl PlanFlags {
+    /// The flags again, as words of a command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let forward = self.forward.map(|forward| match forward {
+            Forward::Off => "off",
+            Forward::Auto => "auto",
+            Forward::Required => "required",
+        });
+        let tag = self.tag.map(|tag| match tag {
+            TagKind::Destination => "destination",
+            TagKind::SourcePort => "source-port",
+        });
+        let mut words = Vec::new();
+        for (flag, value) in [("--forward", forward), ("--tag", tag)] {
+            words.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value.to_owned()]));
+        }
+        for route in &self.routes {
+            words.extend(["--route".to_owned(), route.to_string()]);
+        }
+        words
+    }
+
     pub(crate) fn options(&self) -> PlanOptions {
         PlanOptions {
             forward: self.forward,
@@ -96,7 +114,7 @@ impl PlanFlags {
 /// # Errors
 /// It is not there, or it is not a cluster file.
 pub(crate) fn open(path: &Path) -> Result<ClusterFile, CommandError> {
-    let text = read_bounded(path).map_err(|error| {
+    let text = local::read_text(path, MAX_BYTES as u64).map_err(|error| {
         let what = format!("cannot read the cluster file {}: {error}", path.display());
         if error.kind() == io::ErrorKind::NotFound {
             CommandError::Usage(format!("{what}; `railweave discover HOST…` writes one"))
@@ -109,7 +127,7 @@ pub(crate) fn open(path: &Path) -> Result<ClusterFile, CommandError> {
         source: Box::new(source),
     })?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    let own = own_macs();
+    let own = local::own_macs();
     for host in &mut file.hosts {
         let functions = host.ports.iter().flat_map(|port| &port.functions);
         let here = functions.into_iter().any(|function| own.contains(&function.mac));
@@ -120,27 +138,6 @@ pub(crate) fn open(path: &Path) -> Result<ClusterFile, CommandError> {
         }
     }
     Ok(file)
-}
-
-/// The hardware addresses of this machine's netdevs.
-fn own_macs() -> Vec<Mac> {
-    let Ok(netdevs) = fs::read_dir("/sys/class/net") else { return Vec::new() };
-    netdevs
-        .flatten()
-        .filter_map(|netdev| {
-            fs::read_to_string(netdev.path().join("address")).ok()?.trim().parse().ok()
-        })
-        .collect()
-}
-
-fn read_bounded(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let what = format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20);
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
-    }
-    Ok(text)
 }
 
 /// The ranks named, or all of them, in order and each once.
