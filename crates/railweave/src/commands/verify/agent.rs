@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use cluster::address::Mac;
 
+use super::lost::beginning;
 use super::traffic::{self, Arrived, Deadline};
 use super::wire::{AGENT_SCHEMA, Fault, LINE_BYTES_MAX, NetdevCount, Order, Said, Step};
-use crate::commands::CommandResult;
+use crate::commands::{CommandError, CommandResult};
 
 /// Orders that are worked on at the same time.
 const ORDERS_MAX: usize = 64;
@@ -28,18 +29,23 @@ const FILE_BYTES_MAX: u64 = 4096;
 /// Is an agent until standard input ends.
 ///
 /// # Errors
-/// None: what goes wrong is said to the coordinator.
+/// Standard input is no orders. What goes wrong with an order is said to the coordinator.
 pub(crate) fn run() -> CommandResult {
-    serve(BufReader::new(io::stdin().lock()), io::stdout(), netdevs);
+    serve(BufReader::new(io::stdin().lock()), io::stdout(), netdevs).map_err(|why| {
+        CommandError::Failed(format!("agent: {why}; `railweave verify` starts agents itself"))
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Does what the lines of `input` say until it ends. Orders under way end with the process, or at their deadlines.
+///
+/// # Errors
+/// What was wrong with a line, on one line.
 pub(super) fn serve(
     mut input: impl BufRead,
     output: impl Write + Send + 'static,
     counters: impl Fn() -> Vec<NetdevCount> + Send + Sync + 'static,
-) {
+) -> Result<(), String> {
     let out = Out(Arc::new(Mutex::new(output)));
     let counters = Arc::new(counters);
     let under_way = Arc::new(AtomicUsize::new(0));
@@ -48,14 +54,21 @@ pub(super) fn serve(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: read(Path::new("/proc/sys/kernel/random/boot_id")),
     });
-    loop {
+    for number in 1_u64.. {
         let mut line = Vec::new();
         match input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
+            Ok(0) => break,
             Ok(_) => {}
+            Err(error) => return Err(format!("cannot read standard input: {error}")),
         }
-        // Only our own coordinator is at the other end; what it did not say well it will miss the answer to.
-        let Ok(order) = serde_json::from_slice::<Order>(&line) else { continue };
+        // Only our own coordinator, of the same version, has anything to say here.
+        let order = serde_json::from_slice::<Order>(&line).map_err(|error| {
+            format!(
+                "line {number} of standard input is no order of {AGENT_SCHEMA}: {} ({})",
+                beginning(&String::from_utf8_lossy(&line)),
+                beginning(&error.to_string())
+            )
+        })?;
         let id = order.id();
         if under_way.fetch_add(1, Ordering::AcqRel) >= ORDERS_MAX {
             under_way.fetch_sub(1, Ordering::AcqRel);
@@ -78,6 +91,7 @@ pub(super) fn serve(
             });
         }
     }
+    Ok(())
 }
 
 fn refused(why: String) -> Fault {
@@ -173,4 +187,40 @@ fn read(path: &Path) -> Option<String> {
     let mut text = String::new();
     fs::File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
     Some(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve_text(text: &[u8]) -> Result<(), String> {
+        serve(text, io::sink(), Vec::new)
+    }
+
+    #[test]
+    fn what_is_no_order_ends_it_and_is_told_on_one_line() {
+        assert_eq!(serve_text(b""), Ok(()));
+        let order = b"{\"order\":\"counters\",\"id\":1}\n";
+        assert_eq!(serve_text(order), Ok(()));
+
+        let why = serve_text(&[order, &b"ls -l\x1b[2J\0\n"[..]].concat()).unwrap_err();
+        assert!(
+            why.starts_with(
+                "line 2 of standard input is no order of railweave-agent/1: ls -l\\u{1b}[2J\\u{0} ("
+            ),
+            "{why}"
+        );
+        for garbage in [
+            &b"\n"[..],
+            b"\xff\xfe",
+            b"{}",
+            b"{\"order\":\"halt\",\"id\":1}",
+            b"{\"order\":\"counters\",\"id\":-1}\n",
+            b"{\"order\":\"a\\u001b\\nb\",\"id\":1}\n",
+            &vec![b'['; 1 << 20],
+        ] {
+            let why = serve_text(garbage).unwrap_err();
+            assert!(!why.contains(char::is_control) && why.chars().count() < 400, "{why}");
+        }
+    }
 }

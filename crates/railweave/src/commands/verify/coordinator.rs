@@ -8,21 +8,27 @@ use std::time::{Duration, Instant};
 use cluster::plan::{Crossing, Plan};
 
 use super::crew::{Agent, AgentError};
-use super::judge::{Blame, Counts, Doubt, Report, blame, crossed};
+use super::judge::{Blame, Counts, Doubt, Moved, Report, blame, crossed};
+use super::lost::Lost;
 use super::proof::{Outcome, Way};
 use super::steps::{Item, Known, Obstacle, obstacle};
-use super::wire::{Call, Order, Said, Secret, Step, Terms};
+use super::track::Track;
+use super::wire::{Call, Fault, Order, Said, Secret, Terms};
 
 /// How long an agent may take for what needs no other host.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long the others are waited for once one has failed: what they saw explains it.
 const REST_LIMIT: Duration = Duration::from_millis(500);
+/// How often the agents are asked whether they are still there, while one of them is waited for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long an agent may take to show that it is still there: it reads its counters, on a machine that may be busy.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// Counters of some NICs come late.
 const COUNTERS_LIMIT: Duration = Duration::from_secs(2);
 const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
 
-/// A host's agent, or why there is none.
-pub(super) type Seat = Result<Agent, String>;
+/// A host's agent, or why there is none any more.
+pub(super) type Seat = Result<Agent, Lost>;
 
 /// Proves rails of a plan. Hosts are known by rank.
 pub(super) struct Coordinator<'a> {
@@ -34,13 +40,6 @@ pub(super) struct Coordinator<'a> {
     next_id: u64,
     /// Fills secrets and seeds.
     random: fn(&mut [u8]) -> std::io::Result<()>,
-}
-
-/// What a rail needs, looked up once.
-struct Track<'a> {
-    item: Item<'a>,
-    cables: Vec<String>,
-    hosts: Vec<String>,
 }
 
 impl<'a> Coordinator<'a> {
@@ -59,34 +58,40 @@ impl<'a> Coordinator<'a> {
     pub(super) fn boots(&self) -> BTreeMap<usize, Result<Option<String>, String>> {
         let boot = |seat: &Seat| match seat {
             Ok(agent) => Ok(agent.boot_id().map(str::to_owned)),
-            Err(why) => Err(why.clone()),
+            Err(lost) => Err(lost.what.clone()),
         };
         self.agents.iter().map(|(rank, seat)| (*rank, boot(seat))).collect()
     }
 
+    /// The hosts over which nothing more can be proven.
+    pub(super) fn lost(&self) -> BTreeMap<usize, Lost> {
+        let lost = |(rank, seat): (&usize, &Seat)| Some((*rank, seat.as_ref().err()?.clone()));
+        self.agents.iter().filter_map(lost).collect()
+    }
+
     /// Proves one rail. What fails here is remembered for the rails that cross the same cable later.
     pub(super) fn prove(&mut self, item: Item<'a>) -> Outcome {
-        let rail = Track { item, cables: cables(self.plan, item), hosts: hosts(self.plan, item) };
+        let rail = Track::new(self.plan, item);
         match obstacle(item, &self.known) {
-            Some(Obstacle::NotProven(why)) => return Outcome::NotProven { why },
+            Some(Obstacle::NotProven(why)) => return Outcome::NotProven { r#where: None, why },
             Some(Obstacle::Broken(crossing)) => return rail.broken_before(crossing),
             None => {}
         }
-        let absent = item.rail.hops.iter().find_map(|rank| match self.agents.get(rank) {
-            Some(Ok(_)) => None,
-            Some(Err(why)) => Some(why.clone()),
-            None => Some(format!("rank {rank} is not in the plan")),
-        });
-        if let Some(why) = absent {
-            return Outcome::NotProven { why };
+        for (rank, host) in item.rail.hops.iter().zip(&rail.hosts) {
+            let why = match self.agents.get(rank) {
+                Some(Ok(_)) => continue,
+                Some(Err(lost)) => lost.what.clone(),
+                None => "it is not in the cluster file".to_owned(),
+            };
+            return Outcome::NotProven { r#where: Some(host.clone()), why };
         }
         self.cross(&rail).unwrap_or_else(|stop| self.explain(&rail, stop))
     }
 
     fn cross(&mut self, rail: &Track<'a>) -> Result<Outcome, Stop> {
-        let before = self.counters(rail)?;
-        let terms = self.terms()?;
         let hops = &rail.item.rail.hops;
+        let before = self.counters(hops, ANSWER_LIMIT)?;
+        let terms = self.terms()?;
         let crossings = &rail.item.rail.crossings;
         let mut orders: Vec<(usize, u64)> = Vec::new();
         let reports = self.run_orders(hops, crossings, &terms, &mut orders);
@@ -97,6 +102,8 @@ impl<'a> Coordinator<'a> {
         }
         let reports = reports?;
         if let Some(blame) = blame(&reports) {
+            // Whoever is gone explains it, and its connections break before its pipe does.
+            self.counters(hops, LOOK_LIMIT)?;
             return Err(Stop::Blamed(blame));
         }
         let (there, back) = match (reports.last(), reports.first()) {
@@ -106,9 +113,7 @@ impl<'a> Coordinator<'a> {
                 (Way::new(*there, *far), Way::new(*back, *near))
             }
             _ => {
-                return Err(Stop::NotProven(
-                    "the agents did not say how many bytes arrived".to_owned(),
-                ));
+                return Err(Stop::not_proven("the agents did not say that all bytes arrived"));
             }
         };
         let counters = self.await_counters(rail, &before)?;
@@ -147,15 +152,14 @@ impl<'a> Coordinator<'a> {
                 }
                 (None, Some(call)) => Order::Send { id, call, terms: terms.clone() },
                 (None, None) => {
-                    return Err(Stop::NotProven("the plan's rail has no addresses".to_owned()));
+                    return Err(Stop::not_proven("the plan's rail has no addresses"));
                 }
             };
-            let begun = self.begin(rank, &order, own);
-            match begun {
+            match self.begin(rank, &order, own)? {
                 Ok(address) => to = address,
-                Err(report) => {
+                Err(fault) => {
                     if let Some(slot) = reports.get_mut(hop) {
-                        *slot = report;
+                        *slot = Report::Failed(fault);
                     }
                     return Ok(reports);
                 }
@@ -163,9 +167,18 @@ impl<'a> Coordinator<'a> {
         }
         // The near end knows first; once it does, the others need no more than a moment.
         let mut until = Instant::now() + self.limit + ANSWER_LIMIT;
+        let mut has_failed = false;
         for (hop, (&rank, &id)) in hops.iter().zip(&ids).enumerate() {
-            let report = self.report(rank, id, until.saturating_duration_since(Instant::now()));
-            if hop == 0 && !matches!(report, Report::Done(..)) {
+            let report = match self.report(rank, id, until, hops)? {
+                Some(report) => report,
+                // One that still waits has not failed; its own deadline ends it.
+                None if has_failed => Report::Unasked,
+                None => {
+                    return Err(Stop::Lost { rank, error: self.late(rank, self.limit) });
+                }
+            };
+            if !has_failed && !matches!(report, Report::Done(..)) {
+                has_failed = true;
                 until = Instant::now() + REST_LIMIT;
             }
             if let Some(slot) = reports.get_mut(hop) {
@@ -181,76 +194,92 @@ impl<'a> Coordinator<'a> {
         rank: usize,
         order: &Order,
         address: Option<Ipv4Addr>,
-    ) -> Result<Option<SocketAddrV4>, Report> {
+    ) -> Result<Result<Option<SocketAddrV4>, Fault>, Stop> {
+        let lost = |error| Stop::Lost { rank, error };
         let agent = self.agent(rank)?;
-        agent.give(order).map_err(|error| Report::Gone(error.to_string()))?;
-        let Some(address) = address else { return Ok(None) };
-        match agent.answer(order.id(), ANSWER_LIMIT) {
-            Ok(Said::Listening { port, .. }) => Ok(Some(SocketAddrV4::new(address, port))),
-            Ok(Said::Failed { fault, .. }) => Err(Report::Failed(fault)),
-            Ok(other) => {
-                Err(Report::Gone(format!("{}: {other:?} was not asked for", agent.host())))
-            }
-            Err(error) => Err(Report::Gone(error.to_string())),
+        agent.give(order).map_err(lost)?;
+        let Some(address) = address else { return Ok(Ok(None)) };
+        match agent.answer(order.id(), ANSWER_LIMIT).map_err(lost)? {
+            Said::Listening { port, .. } => Ok(Ok(Some(SocketAddrV4::new(address, port)))),
+            Said::Failed { fault, .. } => Ok(Err(fault)),
+            other => Err(lost(agent.nonsense(&format!("{other:?}")))),
         }
     }
 
-    fn agent(&mut self, rank: usize) -> Result<&mut Agent, Report> {
+    fn agent(&mut self, rank: usize) -> Result<&mut Agent, Stop> {
         match self.agents.get_mut(&rank) {
             Some(Ok(agent)) => Ok(agent),
-            Some(Err(why)) => Err(Report::Gone(why.clone())),
-            None => Err(Report::Gone(format!("rank {rank} has no agent"))),
+            _ => Err(Stop::not_proven(&format!("rank {rank} has no agent"))),
         }
     }
 
-    fn report(&mut self, rank: usize, id: u64, limit: Duration) -> Report {
-        let agent = match self.agent(rank) {
-            Ok(agent) => agent,
-            Err(report) => return report,
-        };
-        match agent.answer(id, limit) {
-            Ok(Said::Done { bytes, seconds, .. }) => Report::Done(bytes, seconds),
-            Ok(Said::Failed { fault, .. }) => Report::Failed(fault),
-            Ok(other) => Report::Gone(format!("{}: {other:?} was not asked for", agent.host())),
-            // One that still waits has not failed; its own deadline ends it.
-            Err(AgentError::Late { .. }) if limit < self.limit => Report::Unasked,
-            Err(error) => Report::Gone(error.to_string()),
-        }
-    }
-
-    /// The counters of the rail's hosts.
-    fn counters(&mut self, rail: &Track<'a>) -> Result<Counts, Stop> {
-        let id = self.id();
-        let gone = |hop: usize, error: &AgentError| {
-            Stop::Blamed(Blame { hop, crossing: None, why: error.to_string(), step: None })
-        };
-        // A rail visits no rank twice. All are asked before the first is waited for.
-        for (hop, &rank) in rail.item.rail.hops.iter().enumerate() {
-            if let Ok(agent) = self.agent(rank) {
-                agent.give(&Order::Counters { id }).map_err(|error| gone(hop, &error))?;
+    /// What one of the hosts reports; none if it has not by then. All of them are looked at meanwhile: one that no
+    /// longer does anything makes the others wait.
+    fn report(
+        &mut self,
+        rank: usize,
+        id: u64,
+        until: Instant,
+        hops: &[usize],
+    ) -> Result<Option<Report>, Stop> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let agent = self.agent(rank)?;
+            match agent.answer(id, left.min(LOOK_EVERY)) {
+                Ok(Said::Done { bytes, seconds, .. }) => {
+                    return Ok(Some(Report::Done(bytes, seconds)));
+                }
+                Ok(Said::Failed { fault, .. }) => return Ok(Some(Report::Failed(fault))),
+                Ok(other) => {
+                    return Err(Stop::Lost { rank, error: agent.nonsense(&format!("{other:?}")) });
+                }
+                Err(AgentError::Late { .. }) if left <= LOOK_EVERY => return Ok(None),
+                Err(AgentError::Late { .. }) => drop(self.counters(hops, LOOK_LIMIT)?),
+                Err(error) => return Err(Stop::Lost { rank, error }),
             }
         }
+    }
+
+    /// The counters of these hosts; that they come shows also that their agents are still there. The limit is for
+    /// each of them.
+    fn counters(&mut self, hops: &[usize], limit: Duration) -> Result<Counts, Stop> {
+        let id = self.id();
+        let counts = self.ask_counters(id, hops, limit);
+        for rank in hops {
+            if let Some(Ok(agent)) = self.agents.get_mut(rank) {
+                agent.forget(id);
+            }
+        }
+        counts
+    }
+
+    fn ask_counters(&mut self, id: u64, hops: &[usize], limit: Duration) -> Result<Counts, Stop> {
+        // A rail visits no rank twice. All are asked before the first is waited for.
+        for &rank in hops {
+            let given = self.agent(rank)?.give(&Order::Counters { id });
+            given.map_err(|error| Stop::Lost { rank, error })?;
+        }
         let mut counts = Counts::new();
-        for (hop, &rank) in rail.item.rail.hops.iter().enumerate() {
-            let Ok(agent) = self.agent(rank) else { continue };
-            let said = agent.answer(id, ANSWER_LIMIT).map_err(|error| gone(hop, &error))?;
-            agent.forget(id);
-            if let Said::Counters { netdevs, .. } = said {
-                counts.insert(rank, netdevs);
+        for &rank in hops {
+            let agent = self.agent(rank)?;
+            match agent.answer(id, limit).map_err(|error| Stop::Lost { rank, error })? {
+                Said::Counters { netdevs, .. } => drop(counts.insert(rank, netdevs)),
+                Said::Failed { fault, .. } => {
+                    return Err(Stop::NotProven { rank: Some(rank), why: fault.why });
+                }
+                other => {
+                    return Err(Stop::Lost { rank, error: agent.nonsense(&format!("{other:?}")) });
+                }
             }
         }
         Ok(counts)
     }
 
     /// Waits until the counters show that the bytes crossed, or for as long as counters may come late.
-    fn await_counters(
-        &mut self,
-        rail: &Track<'a>,
-        before: &Counts,
-    ) -> Result<Vec<super::judge::Moved>, Stop> {
+    fn await_counters(&mut self, rail: &Track<'a>, before: &Counts) -> Result<Vec<Moved>, Stop> {
         let until = Instant::now() + COUNTERS_LIMIT;
         loop {
-            let after = self.counters(rail)?;
+            let after = self.counters(&rail.item.rail.hops, ANSWER_LIMIT)?;
             match crossed(rail.item.rail, &rail.cables, self.bytes, before, &after) {
                 Ok(moved) => return Ok(moved),
                 Err(Doubt::Elsewhere { .. }) if Instant::now() < until => {
@@ -260,7 +289,7 @@ impl<'a> Coordinator<'a> {
                     return Err(Stop::Elsewhere { crossing, why });
                 }
                 Err(Doubt::NotMeasured(why)) => {
-                    return Err(Stop::NotProven(format!("not measured: {why}")));
+                    return Err(Stop::not_proven(&format!("not measured: {why}")));
                 }
             }
         }
@@ -268,8 +297,9 @@ impl<'a> Coordinator<'a> {
 
     fn terms(&self) -> Result<Terms, Stop> {
         let mut random = [0; 40];
-        (self.random)(&mut random)
-            .map_err(|error| Stop::NotProven(format!("the system has no random bytes: {error}")))?;
+        (self.random)(&mut random).map_err(|error| {
+            Stop::not_proven(&format!("the system has no random bytes: {error}"))
+        })?;
         let [call, answer] = [0, 16].map(|at| {
             let mut secret = [0; 16];
             secret.iter_mut().zip(random.iter().skip(at)).for_each(|(to, from)| *to = *from);
@@ -285,10 +315,30 @@ impl<'a> Coordinator<'a> {
         self.next_id
     }
 
+    fn host(&self, rank: usize) -> String {
+        self.plan.ranks.get(rank).map_or_else(|| format!("rank {rank}"), |rank| rank.host.clone())
+    }
+
+    fn late(&self, rank: usize, limit: Duration) -> AgentError {
+        AgentError::Late { host: self.host(rank), limit }
+    }
+
     /// What a stop means for a person, and for the rails to come.
     fn explain(&mut self, rail: &Track<'a>, stop: Stop) -> Outcome {
         match stop {
-            Stop::NotProven(why) => Outcome::NotProven { why },
+            Stop::NotProven { rank, why } => {
+                Outcome::NotProven { r#where: rank.map(|rank| self.host(rank)), why }
+            }
+            Stop::Lost { rank, error } => {
+                let host = self.host(rank);
+                let lost = Lost::of(&host, &error);
+                let why = lost.what.clone();
+                // An agent that is gone does not come back, and one that does not answer is not waited for again.
+                if let Some(Ok(agent)) = self.agents.insert(rank, Err(lost)) {
+                    agent.abandon();
+                }
+                Outcome::NotProven { r#where: Some(host), why }
+            }
             Stop::Elsewhere { crossing, why } => {
                 self.known.note_failed(rail.item, crossing);
                 rail.elsewhere(crossing, why)
@@ -296,12 +346,6 @@ impl<'a> Coordinator<'a> {
             Stop::Blamed(blame) => {
                 if let Some(crossing) = blame.crossing {
                     self.known.note_failed(rail.item, crossing);
-                }
-                // An agent that is gone does not come back.
-                if blame.step.is_none()
-                    && let Some(&rank) = rail.item.rail.hops.get(blame.hop)
-                {
-                    self.agents.insert(rank, Err(blame.why.clone()));
                 }
                 rail.blamed(blame)
             }
@@ -311,99 +355,20 @@ impl<'a> Coordinator<'a> {
 
 /// Why a rail was not proven.
 enum Stop {
-    NotProven(String),
+    /// It could not be decided; for one host's sake, if it is one.
+    NotProven { rank: Option<usize>, why: String },
+    /// A host's agent is of no use any more.
+    Lost { rank: usize, error: AgentError },
+    /// The bytes went another way.
     Elsewhere { crossing: usize, why: String },
+    /// Hosts whose agents all answer say that it failed.
     Blamed(Blame),
 }
 
-impl Track<'_> {
-    fn host(&self, hop: usize) -> String {
-        self.hosts.get(hop).cloned().unwrap_or_default()
+impl Stop {
+    fn not_proven(why: &str) -> Self {
+        Self::NotProven { rank: None, why: why.to_owned() }
     }
-
-    /// The cable of a crossing; all of them if nobody knows which.
-    fn place(&self, crossing: Option<usize>) -> String {
-        crossing
-            .and_then(|number| self.cables.get(number))
-            .cloned()
-            .unwrap_or_else(|| self.cables.join(", "))
-    }
-
-    fn crossing(&self, number: usize) -> Option<&Crossing> {
-        self.item.rail.crossings.get(number)
-    }
-
-    fn broken_before(&self, crossing: usize) -> Outcome {
-        let cable = self.place(Some(crossing));
-        Outcome::Failed {
-            who: self.host(crossing),
-            why: format!("it crosses cable {cable}, which failed just before on this rail"),
-            next: format!("mend {cable}, then `railweave verify --again`"),
-            r#where: cable,
-        }
-    }
-
-    fn elsewhere(&self, crossing: usize, why: String) -> Outcome {
-        let host = self.host(crossing);
-        let route = self.crossing(crossing).and_then(|one| one.into.ip.zip(one.out.ip));
-        let route = route
-            .map(|(to, from)| format!(" `ip route get {to} from {from}` there,"))
-            .unwrap_or_default();
-        Outcome::Failed {
-            who: host.clone(),
-            r#where: self.place(Some(crossing)),
-            why,
-            next: format!(
-                "see how {host} routes:{route} then `railweave check`, which finds wrong routes and addresses"
-            ),
-        }
-    }
-
-    fn blamed(&self, blame: Blame) -> Outcome {
-        let who = self.host(blame.hop);
-        let place = self.place(blame.crossing);
-        let next = match blame.step {
-            None => format!(
-                "see whether {who} is up and runs this railweave, then `railweave verify --again`"
-            ),
-            Some(Step::Bind | Step::Listen) => {
-                format!(
-                    "give {who} the addresses of the plan: `railweave apply --diff` shows what is missing"
-                )
-            }
-            Some(Step::Compare) => {
-                format!(
-                    "bytes change on the way: swap {place}, and look at error counters with `railweave check`"
-                )
-            }
-            _ => match blame.crossing.and_then(|number| self.crossing(number)) {
-                Some(one) => format!(
-                    "look at {} on {} and {} on {}: `railweave check` says what is wrong with {place}",
-                    one.out.netdev, one.out.host, one.into.netdev, one.into.host
-                ),
-                None => "`railweave check` says what is wrong on the way".to_owned(),
-            },
-        };
-        Outcome::Failed { who, r#where: place, why: blame.why, next }
-    }
-}
-
-/// The names of the cables of a rail, in order.
-pub(super) fn cables(plan: &Plan, item: Item<'_>) -> Vec<String> {
-    let name = |crossing: &Crossing| match plan.cables.get(crossing.cable) {
-        Some(cable) => cable.name.clone(),
-        None => format!("{}–{}", crossing.out.label(), crossing.into.label()),
-    };
-    item.rail.crossings.iter().map(name).collect()
-}
-
-/// The names of the hosts of a rail, in order.
-pub(super) fn hosts(plan: &Plan, item: Item<'_>) -> Vec<String> {
-    let name = |rank: &usize| match plan.ranks.get(*rank) {
-        Some(rank) => rank.host.clone(),
-        None => format!("rank {rank}"),
-    };
-    item.rail.hops.iter().map(name).collect()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::commands::verify::agent::serve;
 use crate::commands::verify::steps::items;
 use crate::commands::verify::testing::{plan, ring4};
 use crate::commands::verify::traffic::{self, Deadline};
-use crate::commands::verify::wire::{AGENT_SCHEMA, Fault, NetdevCount};
+use crate::commands::verify::wire::{AGENT_SCHEMA, NetdevCount, Step};
 
 const BYTES: u64 = 300_000;
 const LIMIT: Duration = Duration::from_secs(3);
@@ -45,7 +45,7 @@ fn agent(host: &str, play: impl FnOnce(PipeReader, PipeWriter) + Send + 'static)
 
 fn real(host: usize, per_look: u64) -> Seat {
     Ok(agent(&format!("h{host}"), move |orders, said| {
-        serve(BufReader::new(orders), said, move || moving(host, per_look));
+        serve(BufReader::new(orders), said, move || moving(host, per_look)).unwrap();
     }))
 }
 
@@ -191,14 +191,12 @@ fn a_far_end_that_sends_less_is_no_proof() {
     );
 }
 
-#[test]
-fn an_agent_that_dies_is_named_and_the_others_go_on() {
-    let plan = ring4("off");
-    let mut agents = seats(4);
-    // It ends as soon as it is to listen.
-    let dying = agent("h1", |orders, mut said| {
+/// An agent of `h1` that tells its counters, and does `listen` with an order to listen, which says whether it goes on.
+fn ending(
+    listen: impl Fn(u64, Ipv4Addr, Terms, &mut dyn FnMut(&Said)) -> bool + Send + 'static,
+) -> Seat {
+    Ok(agent("h1", move |orders, mut said| {
         use std::io::{BufRead as _, Write as _};
-        let mut orders = BufReader::new(orders).lines();
         let mut say =
             |what: &Said| writeln!(said, "{}", serde_json::to_string(what).unwrap()).unwrap();
         say(&Said::Here {
@@ -206,36 +204,94 @@ fn an_agent_that_dies_is_named_and_the_others_go_on() {
             version: "0".to_owned(),
             boot_id: None,
         });
-        while let Some(Ok(line)) = orders.next() {
-            match serde_json::from_str(&line).unwrap() {
-                Order::Counters { id } => say(&Said::Counters { id, netdevs: moving(1, BYTES) }),
-                _ => return,
+        for line in BufReader::new(orders).lines() {
+            match serde_json::from_str(&line.unwrap()).unwrap() {
+                Order::Counters { id } => {
+                    say(&Said::Counters { id, netdevs: moving(1, BYTES * 2) });
+                }
+                Order::Listen { id, address, terms } => {
+                    if !listen(id, address, terms, &mut say) {
+                        return;
+                    }
+                }
+                other => panic!("{other:?}"),
             }
         }
-    });
-    agents.insert(1, Ok(dying));
-    let mut coordinator = Coordinator::new(&plan, agents, BYTES, LIMIT, random);
-    let items = items(&plan, &[]);
+    }))
+}
+
+/// Takes the caller's call and a part of what it sends.
+fn take_part(id: u64, address: Ipv4Addr, terms: &Terms, say: &mut dyn FnMut(&Said)) -> TcpStream {
+    use std::io::Read as _;
+    let (listener, port) = traffic::listen(address).unwrap();
+    say(&Said::Listening { id, port });
+    let mut stream = traffic::accept(&listener, terms, Deadline::after(LIMIT)).unwrap();
+    stream.read_exact(&mut [0; 1000]).unwrap();
+    stream
+}
+
+/// Proves the whole ring with this agent of `h1`, and returns why it was lost. Whatever crosses `h1` is not proven for
+/// its sake, and nothing is blamed on a cable.
+fn lost_of_ring(h1: Seat, limit: Duration) -> Lost {
+    let plan = ring4("off");
+    let mut agents = seats(4);
+    agents.insert(1, h1);
+    let mut coordinator = Coordinator::new(&plan, agents, BYTES, Duration::from_secs(10), random);
     let began = Instant::now();
-    let (who, _, why, next) = failed(coordinator.prove(items[0]));
-    assert_eq!(who, "h1");
-    assert!(why.contains("the agent on h1 ended") && next.contains("h1"), "{why} {next}");
-    for item in &items[1..] {
-        match coordinator.prove(*item) {
-            Outcome::Proven { .. } => assert!(!item.rail.hops.contains(&1), "{item:?}"),
-            Outcome::NotProven { why } => {
-                assert!(item.rail.hops.contains(&1), "{item:?}: {why}");
-                assert!(why.contains("h1"), "{why}");
+    for item in items(&plan, &[]) {
+        let over = item.rail.hops.contains(&1);
+        match coordinator.prove(item) {
+            Outcome::Proven { .. } => assert!(!over, "{item:?}"),
+            Outcome::NotProven { r#where, why } => {
+                assert!(over, "{item:?}: {why}");
+                assert_eq!(r#where.as_deref(), Some("h1"), "{why}");
+                assert!(why.starts_with("its agent "), "{why}");
             }
             other => panic!("{item:?}: {other:?}"),
         }
     }
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    // Waited for once, not once a rail.
+    assert!(began.elapsed() < limit, "{:?}", began.elapsed());
+    let mut lost = coordinator.lost();
+    assert_eq!(lost.keys().copied().collect::<Vec<_>>(), [1]);
+    lost.remove(&1).unwrap()
 }
 
 #[test]
-fn an_agent_that_says_nothing_is_late() {
-    let plan = pair();
+fn an_agent_that_ends_leaves_its_rails_not_proven() {
+    let at_once = ending(|_, _, _, _| false);
+    let lost = lost_of_ring(at_once, Duration::from_secs(2));
+    assert_eq!(lost.what, "its agent ended");
+    assert!(lost.why.starts_with("the agent on h1 ended"), "{}", lost.why);
+    assert!(lost.next.contains("whether h1 is up"), "{}", lost.next);
+}
+
+#[test]
+fn an_agent_that_is_killed_amid_the_bytes_is_no_fault_of_a_cable() {
+    // Its connection breaks at once, and what tells that it ended comes after the others were waited for.
+    let amid = ending(|id, address, terms, say| {
+        drop(take_part(id, address, &terms, say));
+        thread::sleep(REST_LIMIT + Duration::from_millis(300));
+        false
+    });
+    let lost = lost_of_ring(amid, Duration::from_secs(4));
+    assert_eq!(lost.what, "its agent ended");
+}
+
+#[test]
+fn an_agent_that_stops_amid_the_bytes_is_found_before_the_rail_is_late() {
+    let amid = ending(|id, address, terms, say| {
+        let _stream = take_part(id, address, &terms, say);
+        thread::sleep(Duration::from_secs(8));
+        false
+    });
+    let lost = lost_of_ring(amid, LOOK_EVERY + LOOK_LIMIT + Duration::from_secs(2));
+    assert_eq!(lost.what, "its agent does not answer");
+    assert_eq!(lost.why, "the agent on h1 said nothing within 3.0 s");
+}
+
+#[test]
+fn an_agent_that_says_nothing_is_late_once() {
     let mute = agent("h1", |orders, mut said| {
         use std::io::{Read as _, Write as _};
         let here =
@@ -244,11 +300,23 @@ fn an_agent_that_says_nothing_is_late() {
         let mut orders = orders;
         let _ = orders.read_to_end(&mut Vec::new());
     });
-    let began = Instant::now();
-    let (who, _, why, _) = failed(first(&plan, [(0, real(0, 1)), (1, Ok(mute))].into()));
-    assert_eq!(who, "h1");
-    assert!(why.contains("said nothing within 5.0 s"), "{why}");
-    assert!(began.elapsed() < ANSWER_LIMIT + Duration::from_secs(2));
+    let lost = lost_of_ring(Ok(mute), ANSWER_LIMIT + Duration::from_secs(2));
+    assert_eq!(lost.what, "its agent does not answer");
+    assert_eq!(lost.why, "the agent on h1 said nothing within 5.0 s");
+}
+
+#[test]
+fn an_agent_that_cannot_begin_is_no_fault_of_a_cable() {
+    let full = ending(|id, _, _, say| {
+        let fault =
+            Fault { step: Step::Begin, why: "no threads".to_owned(), offset: None, late: false };
+        say(&Said::Failed { id, fault });
+        true
+    });
+    assert_eq!(
+        first(&pair(), [(0, real(0, BYTES)), (1, full)].into()),
+        Outcome::NotProven { r#where: Some("h1".to_owned()), why: "no threads".to_owned() }
+    );
 }
 
 #[test]
@@ -320,15 +388,20 @@ fn a_stray_process_can_neither_call_nor_answer() {
 }
 
 #[test]
-fn an_address_that_is_not_there_is_named() {
-    let mut plan = pair();
-    plan.paths[0].rails[0].crossings[0].out.ip = Some(Ipv4Addr::new(10, 99, 98, 97));
-    let (who, place, why, next) = failed(first(&plan, seats(2)));
-    assert_eq!((who.as_str(), place.as_str()), ("h0", "h0.p0–h1.p0"));
-    assert!(
-        why.contains("cannot call from 10.99.98.97") && next.contains("railweave apply"),
-        "{why} {next}"
-    );
+fn an_address_that_is_not_there_is_named_and_no_cable() {
+    let gone = Some(Ipv4Addr::new(10, 99, 98, 97));
+    let mut caller = pair();
+    caller.paths[0].rails[0].crossings[0].out.ip = gone;
+    let mut called = pair();
+    called.paths[0].rails[0].crossings[0].into.ip = gone;
+    for (plan, host, function, what) in [
+        (caller, "h0", "h0.p0.0", "cannot call from 10.99.98.97"),
+        (called, "h1", "h1.p0.0", "cannot listen at 10.99.98.97"),
+    ] {
+        let (who, place, why, next) = failed(first(&plan, seats(2)));
+        assert_eq!((who.as_str(), place.as_str()), (host, function));
+        assert!(why.contains(what) && next.contains("railweave apply"), "{why} {next}");
+    }
 }
 
 #[test]

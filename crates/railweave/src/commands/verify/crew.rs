@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::lost::{beginning, end};
 use super::wire::{AGENT_SCHEMA, LINE_BYTES_MAX, Order, Said};
 
 /// Lines of an agent that may wait to be looked at.
@@ -140,11 +141,6 @@ impl Agent {
         })
     }
 
-    /// Its host.
-    pub(super) fn host(&self) -> &str {
-        &self.host
-    }
-
     /// Changes with every boot of its host.
     pub(super) fn boot_id(&self) -> Option<&str> {
         self.boot_id.as_deref()
@@ -161,7 +157,7 @@ impl Agent {
             Said::Here { schema, version, .. } => {
                 Err(AgentError::Version { host: self.host.clone(), theirs: schema, version })
             }
-            other => Err(self.nonsense(format!("{other:?}").as_bytes())),
+            other => Err(self.nonsense(&format!("{other:?}"))),
         }
     }
 
@@ -200,7 +196,10 @@ impl Agent {
 
     fn line(&mut self, until: Instant, limit: Duration) -> Result<Said, AgentError> {
         match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(line) => serde_json::from_slice(&line).map_err(|_| self.nonsense(&line)),
+            Ok(line) => match serde_json::from_slice::<Said>(&line) {
+                Ok(said) => Ok(said.cleaned()),
+                Err(_) => Err(self.nonsense(&String::from_utf8_lossy(&line))),
+            },
             Err(RecvTimeoutError::Timeout) => {
                 Err(AgentError::Late { host: self.host.clone(), limit })
             }
@@ -208,16 +207,23 @@ impl Agent {
         }
     }
 
-    fn nonsense(&self, line: &[u8]) -> AgentError {
-        let what = String::from_utf8_lossy(line).trim().chars().take(120).collect();
-        AgentError::Nonsense { host: self.host.clone(), what }
+    /// What it said does not belong there.
+    pub(super) fn nonsense(&self, what: &str) -> AgentError {
+        AgentError::Nonsense { host: self.host.clone(), what: beginning(what) }
+    }
+
+    /// Ends it without giving it time to end by itself: it does not answer.
+    pub(super) fn abandon(mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+        }
     }
 
     fn gone(&mut self) -> AgentError {
         self.input = None;
         let status = self.child.as_mut().and_then(|child| wait(child, END_LIMIT));
         let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = String::from_utf8_lossy(&errors).trim().replace('\n', "; ");
+        let said = end(&String::from_utf8_lossy(&errors));
         let told = match (status, said.is_empty()) {
             (Some(status), false) => format!(" ({status}): {said}"),
             (Some(status), true) => format!(" ({status})"),
@@ -233,9 +239,9 @@ impl Drop for Agent {
         self.input = None;
         if let Some(child) = &mut self.child
             && wait(child, END_LIMIT).is_none()
+            && child.kill().is_ok()
         {
-            let _ = child.kill();
-            let _ = child.wait();
+            let _ = wait(child, END_LIMIT);
         }
     }
 }
@@ -262,3 +268,7 @@ fn keep_end(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
         kept.drain(..excess);
     }
 }
+
+#[cfg(test)]
+#[path = "crew_tests.rs"]
+mod tests;

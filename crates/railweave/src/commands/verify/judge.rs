@@ -165,8 +165,6 @@ pub(super) enum Report {
     Done(u64, f64),
     /// Something went wrong there.
     Failed(Fault),
-    /// Its agent ended, or said nothing in time.
-    Gone(String),
     /// It was not waited for: another one had failed.
     Unasked,
 }
@@ -180,23 +178,18 @@ pub(super) struct Blame {
     pub(super) crossing: Option<usize>,
     /// What was seen.
     pub(super) why: String,
-    /// How far that host got; none if its agent is gone.
-    pub(super) step: Option<Step>,
+    /// How far that host got.
+    pub(super) step: Step,
 }
 
 /// Which report explains the others; none if all went well. `reports` is by hop, from the near end to the far end.
 ///
-/// A host whose agent is gone explains every broken connection. Wrong bytes explain why their reader left. A host that
-/// cannot call the next one explains why nothing comes through it. What is left are ends that wait in vain, of which
-/// the one that is furthest from the near end waits for the others.
+/// All agents must have answered after the last report: one that is gone explains every broken connection, and says
+/// nothing about a cable. Wrong bytes explain why their reader left. A host that cannot call the next one explains why
+/// nothing comes through it. What is left are ends that wait in vain, of which the one that is furthest from the near
+/// end waits for the others.
 pub(super) fn blame(reports: &[Report]) -> Option<Blame> {
     let last = reports.len().saturating_sub(1);
-    if let Some((hop, why)) = reports.iter().enumerate().find_map(|(hop, report)| match report {
-        Report::Gone(why) => Some((hop, why.clone())),
-        _ => None,
-    }) {
-        return Some(Blame { hop, crossing: None, why, step: None });
-    }
     let faults: Vec<(usize, &Fault)> = reports
         .iter()
         .enumerate()
@@ -224,7 +217,7 @@ pub(super) fn blame(reports: &[Report]) -> Option<Blame> {
         Step::Compare | Step::Send | Step::Receive | Step::Await if last == 1 => Some(0),
         _ => None,
     };
-    Some(Blame { hop, crossing, why: fault.why.clone(), step: Some(fault.step) })
+    Some(Blame { hop, crossing, why: fault.why.clone(), step: fault.step })
 }
 
 #[cfg(test)]

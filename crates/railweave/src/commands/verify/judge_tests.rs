@@ -134,9 +134,6 @@ fn the_report_that_explains_the_others_is_blamed() {
     // The host between does not reach the far end.
     let report = [closed(), fault(Step::Connect, true), fault(Step::Await, true)];
     assert_eq!(blamed(&report), (1, Some(1), "Connect".to_owned()));
-    // Whose agent is gone explains everything.
-    let report = [closed(), Report::Gone("killed".to_owned()), fault(Step::Await, true)];
-    assert_eq!(blamed(&report), (1, None, "killed".to_owned()));
     // An address that is missing comes before what follows from it.
     assert_eq!(
         blamed(&[Report::Unasked, fault(Step::Listen, false)]),

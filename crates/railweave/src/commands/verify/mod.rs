@@ -4,10 +4,12 @@ mod agent;
 mod coordinator;
 mod crew;
 mod judge;
+mod lost;
 mod proof;
 mod steps;
 #[cfg(test)]
 mod testing;
+mod track;
 mod traffic;
 mod wire;
 
@@ -29,10 +31,12 @@ use super::room::open::{FileArg, PlanFlags, open, rank_of};
 use super::room::stop::on_signal;
 use super::{CommandError, CommandResult, FAILED, print};
 use crate::settings::{Bytes, Field as _, Valid, show_bytes};
-use coordinator::{Coordinator, Seat, cables, hosts};
+use coordinator::{Coordinator, Seat};
 use crew::Agent;
+use lost::Lost;
 use proof::{HostProof, Outcome, Proof, RailProof, now};
 use steps::Item;
+use track::{cables, hosts};
 
 pub(crate) use agent::run as run_agent;
 
@@ -103,7 +107,7 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
     let items = steps::items(&plan, &only);
     let agents = start(&file, &items, &args.remote_binary);
     let mut coordinator = Coordinator::new(&plan, agents, args.bytes, args.limit, random);
-    let boots = boots(&file, &coordinator);
+    let mut boots = boots(&file, &coordinator);
     let kept: Vec<RailProof> = earlier
         .iter()
         .flat_map(|proof| proof.still_proven(&plan.digest, &boots))
@@ -126,7 +130,7 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
             rail: None,
             cables: Vec::new(),
             unix_seconds: now(),
-            outcome: Outcome::NotProven { why },
+            outcome: Outcome::NotProven { r#where: None, why },
         }
     }));
     let bar = progress(items.len());
@@ -151,7 +155,11 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    let mut lost = coordinator.lost();
     drop(coordinator);
+    for host in &mut boots {
+        host.lost = lost.remove(&host.rank);
+    }
     let proof = Proof::new(&plan.digest, args.bytes, began.elapsed(), boots, results);
     let document = serde_json::to_string_pretty(&proof)
         .map_err(|error| CommandError::Failed(format!("cannot write JSON: {error}")))?;
@@ -218,24 +226,28 @@ fn start(file: &ClusterFile, items: &[Item<'_>], remote_binary: &str) -> BTreeMa
 }
 
 fn start_one(host: &Host, remote_binary: &str) -> Seat {
-    let own =
-        std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let cannot = |why: String| {
+        Lost::because(
+            "its agent cannot be started",
+            why,
+            format!("see how {} is reached", host.name),
+        )
+    };
+    let own = std::env::current_exe()
+        .map_err(|error| cannot(format!("cannot find this program: {error}")))?;
     let own = own.to_string_lossy();
-    let binary = if host.reach.starts_with("ssh:") { remote_binary } else { &own };
-    let reach = Reach::parse(&host.name, &host.reach).map_err(|error| error.to_string())?;
-    let command = reach.command(&[binary, AGENT]).map_err(|error| error.to_string())?;
-    let mut agent = Agent::start(&host.name, command).map_err(|error| error.to_string())?;
-    agent.greet(START_LIMIT).map_err(|error| {
-        let hint = if host.reach.starts_with("ssh:") {
-            format!(
-                "; does `{remote_binary} --version` work there? --remote-binary names another one"
-            )
-        } else {
-            String::new()
-        };
-        format!("{error}{hint}")
-    })?;
-    Ok(agent)
+    let is_remote = host.reach.starts_with("ssh:");
+    let binary = if is_remote { remote_binary } else { &own };
+    let reach = Reach::parse(&host.name, &host.reach).map_err(|error| cannot(error.to_string()))?;
+    let command = reach.command(&[binary, AGENT]).map_err(|error| cannot(error.to_string()))?;
+    let hint = if is_remote {
+        format!("; does `{remote_binary} --version` work there? --remote-binary names another one")
+    } else {
+        String::new()
+    };
+    Agent::start(&host.name, command)
+        .and_then(|mut agent| agent.greet(START_LIMIT).map(|()| agent))
+        .map_err(|error| Lost::at_start(&host.name, &error, &hint))
 }
 
 fn boots(file: &ClusterFile, coordinator: &Coordinator<'_>) -> Vec<HostProof> {
@@ -247,7 +259,7 @@ fn boots(file: &ClusterFile, coordinator: &Coordinator<'_>) -> Vec<HostProof> {
             Some(Err(why)) => (None, Some(why)),
             None => (None, Some("not asked: no rail to prove visits it".to_owned())),
         };
-        HostProof { rank, host: host.name.clone(), boot_id, not_measured }
+        HostProof { rank, host: host.name.clone(), boot_id, not_measured, lost: None }
     };
     file.hosts.iter().enumerate().map(host).collect()
 }
@@ -324,12 +336,21 @@ fn text(proof: &Proof, out: Option<&Path>) -> String {
                 text.push_str(&format!("{head}  failed      {}\n", r#where));
                 left.push_str(&format!("\n{} rail {rail}: failed\n  who    {who}\n  where  {}\n  why    {why}\n  next   {next}\n", way(result), r#where));
             }
-            Outcome::NotProven { why } => text.push_str(&format!("{head}  not proven  {why}\n")),
+            Outcome::NotProven { r#where, why } => {
+                let place = r#where.as_ref().map_or(String::new(), |host| format!("{host}: "));
+                text.push_str(&format!("{head}  not proven  {place}{why}\n"));
+            }
         }
     }
     text.push_str(&left);
     for cable in failed_cables {
         text.push_str(&format!("\nfailed: cable {cable}\n"));
+    }
+    for (host, lost) in proof.hosts.iter().filter_map(|one| Some((&one.host, one.lost.as_ref()?))) {
+        text.push_str(&format!(
+            "\nnot proven: what crosses host {host}: {}\n  why    {}\n  next   {}\n",
+            lost.what, lost.why, lost.next
+        ));
     }
     text.push_str(&format!(
         "\n{} proven, {} failed, {} not proven; {} each way over TCP, in {:.1} s\n",
@@ -343,4 +364,46 @@ fn text(proof: &Proof, out: Option<&Path>) -> String {
         text.push_str(&format!("wrote the proof to {}\n", path.display()));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn not_proven(to: usize) -> RailProof {
+        let outcome = Outcome::NotProven {
+            r#where: Some("h2".to_owned()),
+            why: "its agent ended".to_owned(),
+        };
+        RailProof {
+            from: 0,
+            to,
+            hosts: vec!["h0".to_owned(), format!("h{to}")],
+            kind: PathKind::Direct,
+            rail: Some(0),
+            cables: vec![format!("h0.p0–h{to}.p1")],
+            unix_seconds: 5,
+            outcome,
+        }
+    }
+
+    #[test]
+    fn a_lost_host_is_told_once_and_no_cable_is() {
+        let error = crew::AgentError::Gone { host: "h2".to_owned(), told: " (x)".to_owned() };
+        let host = HostProof {
+            rank: 2,
+            host: "h2".to_owned(),
+            boot_id: None,
+            not_measured: None,
+            lost: Some(Lost::of("h2", &error)),
+        };
+        let results = vec![not_proven(2), not_proven(3)];
+        let proof = Proof::new("plan", 1024, Duration::ZERO, vec![host], results);
+        assert_eq!(code(&proof), UNDECIDED);
+        let text = text(&proof, None);
+        assert_eq!(text.matches("not proven  h2: its agent ended\n").count(), 2, "{text}");
+        assert_eq!(text.matches("the agent on h2 ended (x)").count(), 1, "{text}");
+        assert!(text.contains("\nnot proven: what crosses host h2: its agent ended\n"), "{text}");
+        assert!(!text.contains("cable") && !text.contains("failed:"), "{text}");
+    }
 }

@@ -6,6 +6,7 @@ use cluster::plan::PathKind;
 use serde::{Deserialize, Serialize};
 
 use super::judge::Moved;
+use super::lost::Lost;
 
 /// Version of the shape of a proof.
 pub(super) const PROOF_SCHEMA: &str = "railweave-proof/1";
@@ -46,7 +47,7 @@ pub(super) enum Outcome {
     Failed {
         /// The host that saw it.
         who: String,
-        /// The cable, or the whole way if nobody knows which.
+        /// The cable, the function whose address is missing, or the whole way if nobody knows which.
         r#where: String,
         /// What was seen.
         why: String,
@@ -55,6 +56,9 @@ pub(super) enum Outcome {
     },
     /// It was not shown, nor its contrary.
     NotProven {
+        /// The host that keeps it from being decided, if it is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        r#where: Option<String>,
         /// Why not.
         why: String,
     },
@@ -101,6 +105,9 @@ pub(super) struct HostProof {
     /// Why it could not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) not_measured: Option<String>,
+    /// Why nothing, or nothing more, could be proven over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lost: Option<Lost>,
 }
 
 /// What was shown about a plan.
@@ -234,6 +241,7 @@ mod tests {
             host: format!("h{rank}"),
             boot_id: boot_id.map(str::to_owned),
             not_measured: None,
+            lost: None,
         }
     }
 
@@ -256,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_proof_holds_for_the_same_plan_and_boot_only() {
-        let failed = Outcome::NotProven { why: "h3 is down".to_owned() };
+        let failed = Outcome::NotProven { r#where: None, why: "h3 is down".to_owned() };
         let hosts = vec![host(0, Some("a")), host(1, Some("b")), host(2, Some("c")), host(3, None)];
         let results = vec![result(3, failed), result(2, proven()), result(1, proven())];
         let proof = Proof::new("plan", 8, Duration::from_secs(1), hosts, results);

@@ -5,6 +5,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use cluster::address::Mac;
 use serde::{Deserialize, Serialize};
 
+use super::lost::beginning;
+
 /// Version of the lines. Both ends must have the same.
 pub(super) const AGENT_SCHEMA: &str = "railweave-agent/1";
 /// Longest line either end reads.
@@ -140,6 +142,24 @@ pub(super) enum Said {
 }
 
 impl Said {
+    /// The same, with all text in it fit to be shown.
+    pub(super) fn cleaned(mut self) -> Self {
+        let clean = |text: &mut String| *text = beginning(text);
+        match &mut self {
+            Self::Here { schema, version, boot_id } => {
+                clean(schema);
+                clean(version);
+                boot_id.iter_mut().for_each(clean);
+            }
+            Self::Counters { netdevs, .. } => {
+                netdevs.iter_mut().for_each(|netdev| clean(&mut netdev.name));
+            }
+            Self::Failed { fault, .. } => clean(&mut fault.why),
+            Self::Listening { .. } | Self::Done { .. } => {}
+        }
+        self
+    }
+
     /// The number of the order it answers; none for the greeting.
     pub(super) fn id(&self) -> Option<u64> {
         match self {
