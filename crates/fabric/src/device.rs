@@ -19,6 +19,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::verbs::VerbsFault;
+
 /// Most bytes of a write's head.
 pub const HEAD_BYTES_MAX: usize = 48;
 
@@ -140,6 +142,8 @@ pub enum RailFault {
     PeerClosed,
     /// The device gave up re-sending after this long.
     Timeout(Duration),
+    /// A queue pair of an RDMA device failed.
+    Verbs(VerbsFault),
 }
 
 impl fmt::Display for RailFault {
@@ -150,6 +154,7 @@ impl fmt::Display for RailFault {
             Self::Io(what) => write!(f, "the system reported: {what}"),
             Self::PeerClosed => f.write_str("the peer closed it"),
             Self::Timeout(after) => write!(f, "no acknowledgement for {after:?}"),
+            Self::Verbs(fault) => fault.fmt(f),
         }
     }
 }

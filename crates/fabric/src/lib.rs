@@ -24,6 +24,7 @@ pub mod shm;
 pub mod sim;
 pub mod tcp;
 mod topology;
+pub mod verbs;
 pub mod wire;
 mod wiring;
 

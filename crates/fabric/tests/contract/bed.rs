@@ -1,6 +1,6 @@
 //! What a transport brings to the suite.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use fabric::auth::Token;
 use fabric::shm::ShmDevice;
 use fabric::sim::{Bug, Fault, SimSettings, World};
 use fabric::tcp::{PeerEndpoint, TcpSetup, connect};
+use fabric::verbs::{VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup};
 use fabric::{Device, Region, Topology};
 
 /// What a case asks for.
@@ -244,5 +245,63 @@ impl Bed for TcpBed {
 
     fn quiet_after(&self) -> Duration {
         Duration::from_millis(5)
+    }
+}
+
+/// Queue pairs between the soft-RoCE devices of the lab's single machine: a ring of four cables of
+/// two rails each, whose ends have the addresses 10.10.n.1 and 10.10.n.2.
+pub(crate) struct VerbsTransport;
+
+impl Transport for VerbsTransport {
+    const NAME: &'static str = "verbs";
+    const VARIANTS: u64 = 3;
+
+    fn build(setup: Setup) -> Box<dyn Bed> {
+        assert!(std::env::var_os("ROCE_LAB").is_some(), "run it in the lab, with ROCE_LAB=1");
+        Box::new(VerbsBed(setup))
+    }
+}
+
+struct VerbsBed(Setup);
+
+impl VerbsBed {
+    fn address(rank: usize, peer: usize, rail: usize) -> IpAddr {
+        let wire = (rank + peer) % 4 * 2 + rail;
+        IpAddr::from([10, 10, wire as u8, if rank < peer { 1 } else { 2 }])
+    }
+}
+
+impl Bed for VerbsBed {
+    fn parts(&mut self) -> (Vec<Box<dyn Device>>, Vec<Arc<Region>>) {
+        let Setup { topology, region_bytes, .. } = &self.0;
+        let mut regions = Vec::new();
+        let mut all = Vec::new();
+        for rank in 0..topology.ranks() {
+            let region = Arc::new(Region::private(*region_bytes).unwrap());
+            regions.push(Arc::clone(&region));
+            let neighbour = |peer| VerbsNeighbour {
+                rank: peer,
+                own: (0..topology.rails()).map(|rail| Self::address(rank, peer, rail)).collect(),
+            };
+            let setup = VerbsSetup {
+                rank,
+                neighbours: topology.neighbours(rank).map(neighbour).collect(),
+                region,
+                settings: VerbsSettings::default(),
+            };
+            all.push(VerbsEnds::prepare(setup).unwrap());
+        }
+        let blobs: Vec<_> = all.iter().map(VerbsEnds::blob).collect();
+        let boxed = |ends: VerbsEnds| Box::new(ends.connect(&blobs).unwrap().0) as Box<dyn Device>;
+        (all.into_iter().map(boxed).collect(), regions)
+    }
+
+    fn pass(&mut self) -> bool {
+        thread::yield_now();
+        true
+    }
+
+    fn quiet_after(&self) -> Duration {
+        Duration::from_millis(20)
     }
 }

@@ -1,0 +1,393 @@
+//! One rank's queue pairs over RDMA.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
+use super::error::{Notice, VerbsCause};
+use super::ffi::Nic;
+use super::parker::VerbsParker;
+use super::queue_pair::{Kind, Pair, Refused, State, Word, widened};
+use super::settings::VerbsSettings;
+use crate::device::{Device, Event, Parker, PostError, Posted, RailFault, Write};
+use crate::region::Region;
+
+/// Completions taken with one call.
+const BATCH: usize = 32;
+/// Most calls for one device before the others have their turn.
+const ROUNDS: usize = 8;
+/// Looks in vain between two that look after queue pairs too.
+const LOOKS: u32 = 1024;
+/// Least time between two of those, unless something is known to be wrong.
+const TEND_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a queue pair that is closed on purpose may take to say so.
+const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
+/// The same when everything is closed.
+const FAREWELL_LIMIT: Duration = Duration::from_millis(200);
+
+/// An opened device, and since when its port has been down.
+struct Port {
+    nic: Arc<Nic>,
+    down: bool,
+    gone: bool,
+}
+
+/// One rank's queue pairs over RDMA.
+pub struct VerbsDevice {
+    rank: usize,
+    region: Arc<Region>,
+    settings: VerbsSettings,
+    // Queue pairs go before the devices they are on.
+    pairs: Vec<Pair>,
+    ports: Vec<Port>,
+    events: Vec<Event>,
+    parker: Arc<VerbsParker>,
+    looks: u32,
+    tended: Instant,
+    /// Some queue pair is on its way down.
+    ailing: bool,
+}
+
+impl std::fmt::Debug for VerbsDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VerbsDevice")
+            .field("rank", &self.rank)
+            .field("queue_pairs", &self.pairs.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl VerbsDevice {
+    /// A device over connected queue pairs, whose indices are their places.
+    pub(super) fn new(
+        rank: usize,
+        region: Arc<Region>,
+        settings: VerbsSettings,
+        nics: Vec<Arc<Nic>>,
+        pairs: Vec<Pair>,
+        parker: Arc<VerbsParker>,
+    ) -> Self {
+        let ports = nics.into_iter().map(|nic| Port { nic, down: false, gone: false }).collect();
+        Self {
+            rank,
+            region,
+            settings,
+            pairs,
+            ports,
+            events: Vec::new(),
+            parker,
+            looks: 0,
+            tended: Instant::now(),
+            ailing: false,
+        }
+    }
+
+    fn find(&self, peer: usize, rail: usize) -> Option<usize> {
+        self.pairs.iter().position(|pair| pair.peer == peer && pair.rail == rail)
+    }
+
+    /// Takes the completions of all devices; answers whether there were any.
+    fn take_completions(&mut self) -> bool {
+        let mut any = false;
+        for port in 0..self.ports.len() {
+            for _ in 0..ROUNDS {
+                let mut room = [Wc::default(); BATCH];
+                match self.ports[port].nic.poll(&mut room) {
+                    Ok(count) => {
+                        any |= count > 0;
+                        for wc in &room[..count] {
+                            self.complete(wc);
+                        }
+                        if count < BATCH {
+                            break;
+                        }
+                    }
+                    Err(_) => {
+                        self.lose(port);
+                        break;
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    fn complete(&mut self, wc: &Wc) {
+        let (index, kind) = Kind::of(wc.wr_id);
+        if wc.status != 0 {
+            return self.failed(index, kind, wc);
+        }
+        let Some(pair) = self.pairs.get_mut(index) else { return };
+        match kind {
+            Kind::Part => {}
+            Kind::Tell => pair.was_told(),
+            Kind::Write => {
+                if pair.written() {
+                    let (peer, rail) = (pair.peer, pair.rail);
+                    self.events.push(Event::Done { peer, rail });
+                }
+            }
+            Kind::Receive => {
+                let posted = pair.received();
+                if wc.opcode == WC_RECV_RDMA_WITH_IMM {
+                    pair.flag_came();
+                    pair.give_credit();
+                } else {
+                    self.hear(index, u32::from_be(wc.imm_data));
+                }
+                if let Err(error) = posted {
+                    let what = format!("a receive cannot be posted: {error}");
+                    self.take_down(index, RailFault::Io(what));
+                }
+            }
+        }
+    }
+
+    /// A work request failed, and with it its queue pair.
+    fn failed(&mut self, index: usize, kind: Kind, wc: &Wc) {
+        let Some(pair) = self.pairs.get_mut(index) else { return };
+        match kind {
+            Kind::Part => {}
+            Kind::Write => pair.ended(),
+            Kind::Tell => pair.was_told(),
+            Kind::Receive => {
+                // Nothing takes its place in a queue pair that failed.
+                let _ = pair.received();
+            }
+        }
+        if matches!(pair.state, State::Up | State::Closing { .. }) {
+            let port = pair.nic;
+            self.read_notices(port);
+            let port = &self.ports[port];
+            let fault = self.pairs[index].fault_of(wc, &port.nic, port.down);
+            self.take_down(index, fault);
+        }
+    }
+
+    /// Takes a word of the peer's device.
+    fn hear(&mut self, on: usize, word: u32) {
+        let peer = self.pairs[on].peer;
+        match Word::decode(word) {
+            Some(Word::Credit { count }) => {
+                let pair = &mut self.pairs[on];
+                match widened(count, pair.credited, pair.sent()) {
+                    Some(count) => pair.credited = count,
+                    None => self.take_down(on, bad_word(word)),
+                }
+            }
+            Some(Word::Down { rail, count }) => {
+                let Some(about) = self.find(peer, rail) else {
+                    return self.take_down(on, bad_word(word));
+                };
+                let pair = &mut self.pairs[about];
+                if pair.peer_saw.is_none() {
+                    match widened(count, pair.credited, pair.sent()) {
+                        Some(count) => pair.peer_saw = Some(count),
+                        None => return self.take_down(on, bad_word(word)),
+                    }
+                }
+                self.take_down(about, RailFault::PeerClosed);
+            }
+            Some(Word::Bye) => self.take_down(on, RailFault::PeerClosed),
+            None => self.take_down(on, bad_word(word)),
+        }
+    }
+
+    fn take_down(&mut self, index: usize, fault: RailFault) {
+        self.pairs[index].take_down(fault, Instant::now());
+        self.ailing = true;
+    }
+
+    /// A device failed as a whole.
+    fn lose(&mut self, port: usize) {
+        if std::mem::replace(&mut self.ports[port].gone, true) {
+            return;
+        }
+        for index in 0..self.pairs.len() {
+            if self.pairs[index].nic == port {
+                let nic = &self.ports[port].nic;
+                let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None);
+                self.take_down(index, fault);
+            }
+        }
+    }
+
+    fn read_notices(&mut self, port: usize) {
+        while let Some(notice) = self.ports[port].nic.event() {
+            match notice {
+                Notice::PortDown | Notice::PortUp => {
+                    self.ports[port].down = notice == Notice::PortDown;
+                    let device = self.ports[port].nic.name();
+                    let rank = self.rank;
+                    tracing::warn!(rank, device, ?notice, "an RDMA port changed");
+                }
+                Notice::Device => self.lose(port),
+                // A completion follows and says more.
+                Notice::QueuePair | Notice::Other => {}
+            }
+        }
+    }
+
+    /// Looks after queue pairs: those that stall, and those on their way down.
+    fn tend(&mut self, now: Instant) {
+        self.tended = now;
+        for port in 0..self.ports.len() {
+            self.read_notices(port);
+        }
+        for index in 0..self.pairs.len() {
+            let pair = &self.pairs[index];
+            let stuck = pair.stuck_for(now).is_some_and(|it| it > self.settings.stall_limit);
+            if stuck && pair.is_up() {
+                let port = &self.ports[pair.nic];
+                let cause = if port.down { VerbsCause::PortDown } else { VerbsCause::Stalled };
+                let fault = pair.fault(cause, &port.nic, None);
+                self.take_down(index, fault);
+            }
+        }
+        if self.ailing {
+            self.ailing = false;
+            for index in 0..self.pairs.len() {
+                self.lead_down(index, now);
+            }
+        }
+    }
+
+    /// Brings a queue pair a step further on its way down.
+    fn lead_down(&mut self, index: usize, now: Instant) {
+        match &self.pairs[index].state {
+            State::Up => return,
+            State::Closing { .. } | State::Draining { .. } => self.pairs[index].drain(now),
+            State::Destroyed { fault } => {
+                // Completions were read since nothing more can come.
+                let until = now + 2 * self.settings.stall_limit;
+                self.pairs[index].state = State::Asking { fault: fault.clone(), until };
+            }
+            State::Asking { .. } | State::Down => self.settle(index, now),
+        }
+        self.ailing |= !matches!(self.pairs[index].state, State::Down);
+    }
+
+    /// Both ends tell each other, over another rail, which writes of a failed one landed: those
+    /// are done, and the others may be posted again without landing twice.
+    fn settle(&mut self, index: usize, now: Instant) {
+        let (peer, rail) = (self.pairs[index].peer, self.pairs[index].rail);
+        let works = |other: &Pair| other.peer == peer && other.is_up();
+        let told_on = self.pairs[index].told_on.filter(|&other| works(&self.pairs[other]));
+        let carrier = told_on.or_else(|| self.pairs.iter().position(works));
+        if told_on.is_none()
+            && let Some(carrier) = carrier
+        {
+            let count = self.pairs[index].came;
+            let told = self.pairs[carrier].tell(Word::Down { rail, count });
+            self.pairs[index].told_on = told.then_some(carrier);
+            self.ailing |= !told;
+        }
+        let State::Asking { fault, until } = &self.pairs[index].state else { return };
+        let (fault, until) = (fault.clone(), *until);
+        let pair = &mut self.pairs[index];
+        if carrier.is_none() || (pair.peer_saw.is_some() && pair.told_on.is_some()) {
+            let landed = pair.settle();
+            self.events.extend((0..landed).map(|_| Event::Done { peer, rail }));
+            self.events.push(Event::RailDown { peer, rail, fault });
+        } else if now >= until {
+            for other in 0..self.pairs.len() {
+                if works(&self.pairs[other]) {
+                    let nic = &self.ports[self.pairs[other].nic].nic;
+                    let fault = self.pairs[other].fault(VerbsCause::Unanswered, nic, None);
+                    self.take_down(other, fault);
+                }
+            }
+        }
+    }
+
+    /// What happened outside of a poll makes no descriptor readable: somebody must be told.
+    fn announce(&self) {
+        if self.ailing || !self.events.is_empty() {
+            self.parker.wake();
+            self.parker.wake_progress();
+        }
+    }
+}
+
+fn bad_word(word: u32) -> RailFault {
+    RailFault::BadFrame(format!("the word {word:#010x} from the peer's device makes no sense"))
+}
+
+impl Device for VerbsDevice {
+    fn post(&mut self, peer: usize, rail: usize, write: &Write) -> Result<Posted, PostError> {
+        let index = self.find(peer, rail).ok_or(PostError::Down)?;
+        let pair = &mut self.pairs[index];
+        if !pair.is_up() {
+            return Err(PostError::Down);
+        }
+        if let Err(what) = pair.check(write, &self.region) {
+            self.take_down(index, RailFault::Io(what));
+            self.announce();
+            return Err(PostError::Down);
+        }
+        if write.is_empty() && write.flag.is_none() {
+            return Ok(Posted::Done);
+        }
+        match pair.post(write, &self.region, Instant::now()) {
+            Ok(()) => Ok(Posted::Pending),
+            Err(refused) => {
+                let error = PostError::from(&refused);
+                if let Refused::Device(source) = refused {
+                    let device = self.ports[pair.nic].nic.name();
+                    let what = format!("{device} does not take a write: {source}");
+                    self.take_down(index, RailFault::Io(what));
+                    self.announce();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut moved = self.take_completions();
+        self.looks = if moved { 0 } else { self.looks.wrapping_add(1) };
+        let slept = self.parker.take_slept();
+        if self.ailing || self.parker.take_events_due() || slept || self.looks % LOOKS == LOOKS - 1
+        {
+            let now = Instant::now();
+            if self.ailing || slept || now.saturating_duration_since(self.tended) >= TEND_INTERVAL {
+                self.tend(now);
+            }
+        }
+        moved |= !self.events.is_empty();
+        events.append(&mut self.events);
+        moved
+    }
+
+    fn cut(&mut self, peer: usize, rail: usize) {
+        let Some(index) = self.find(peer, rail) else { return };
+        let others = self.pairs.iter().any(|pair| {
+            pair.peer == peer && pair.rail != rail && pair.is_up()
+        });
+        let now = Instant::now();
+        if others {
+            self.pairs[index].take_down(RailFault::Cut, now);
+        } else {
+            self.pairs[index].close(RailFault::Cut, now + GOODBYE_LIMIT);
+        }
+        self.ailing = true;
+        self.announce();
+    }
+}
+
+impl Drop for VerbsDevice {
+    /// Tells the peers, who otherwise find out by writing in vain.
+    fn drop(&mut self) {
+        let until = Instant::now() + FAREWELL_LIMIT;
+        for pair in &mut self.pairs {
+            pair.close(RailFault::Cut, until);
+        }
+        let closes = |pair: &Pair| matches!(pair.state, State::Closing { .. });
+        while self.pairs.iter().any(closes) && Instant::now() < until {
+            self.take_completions();
+            let now = Instant::now();
+            self.pairs.iter_mut().for_each(|pair| pair.drain(now));
+            std::thread::yield_now();
+        }
+    }
+}

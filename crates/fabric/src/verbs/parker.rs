@@ -1,0 +1,190 @@
+//! Sleeping until a device has completions.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+
+use super::ffi::Nic;
+use crate::device::Parker;
+
+const BELL: u64 = 0;
+const DEVICES: u64 = 1;
+const ASYNC: u64 = 2;
+
+/// How the threads of a rank sleep while its bytes travel by RDMA.
+///
+/// Every flag that a peer raises has a completion here, so the completion channels of all devices
+/// in one epoll set are what to sleep on. A channel speaks only of completions after it was armed:
+/// a thread arms, looks once more, and then sleeps. The progress thread waits on a second set that
+/// holds the first; while the worker moves bytes itself, the first is disarmed there.
+pub struct VerbsParker {
+    nics: Vec<Arc<Nic>>,
+    devices: OwnedFd,
+    worker_bell: OwnedFd,
+    progress: OwnedFd,
+    progress_bell: OwnedFd,
+    /// Asynchronous events wait to be read.
+    events_due: AtomicBool,
+    /// A thread slept since the device last looked after its queue pairs.
+    slept: AtomicBool,
+    worker_drives: AtomicBool,
+    worker_sleeps: AtomicBool,
+}
+
+impl std::fmt::Debug for VerbsParker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VerbsParker").field("devices", &self.nics.len()).finish_non_exhaustive()
+    }
+}
+
+impl VerbsParker {
+    pub(super) fn new(nics: Vec<Arc<Nic>>) -> io::Result<Self> {
+        let devices = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let progress = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (worker_bell, progress_bell) = (bell()?, bell()?);
+        let input = epoll::EventFlags::IN;
+        for nic in &nics {
+            epoll::add(&devices, nic.completions_fd(), epoll::EventData::new_u64(0), input)?;
+            // Edge triggered: an event that nobody reads at once must not keep threads awake.
+            let edge = input | epoll::EventFlags::ET;
+            let data = epoll::EventData::new_u64(ASYNC);
+            epoll::add(&progress, nic.events_fd(), data, edge)?;
+        }
+        epoll::add(&progress, &progress_bell, epoll::EventData::new_u64(BELL), input)?;
+        epoll::add(&progress, &devices, epoll::EventData::new_u64(DEVICES), input)?;
+        Ok(Self {
+            nics,
+            devices,
+            worker_bell,
+            progress,
+            progress_bell,
+            events_due: AtomicBool::new(false),
+            slept: AtomicBool::new(false),
+            worker_drives: AtomicBool::new(false),
+            worker_sleeps: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether asynchronous events wait to be read; asking resets it.
+    pub(super) fn take_events_due(&self) -> bool {
+        // The load alone is what nearly every look costs.
+        self.events_due.load(Ordering::Relaxed) && self.events_due.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether a thread slept since this was last asked.
+    pub(super) fn take_slept(&self) -> bool {
+        self.slept.load(Ordering::Relaxed) && self.slept.swap(false, Ordering::Relaxed)
+    }
+
+    /// Arms what is not armed; answers whether anything was not.
+    fn arm(&self) -> bool {
+        self.nics.iter().fold(false, |any, nic| nic.arm() || any)
+    }
+
+    fn disarm(&self) {
+        self.nics.iter().for_each(|nic| nic.disarm());
+    }
+
+    fn watch_devices(&self, watched: bool) {
+        let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let data = epoll::EventData::new_u64(DEVICES);
+        // Both descriptors are this value's own and the entry was made in `new`, so this cannot
+        // fail; if it did, the progress thread would look at its own interval.
+        let _ = epoll::modify(&self.progress, &self.devices, data, flags);
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // Full only after 2^64 - 2 rings that nobody heard, and then it rings already.
+    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+}
+
+fn silence(bell: &OwnedFd) {
+    let _ = rustix::io::read(bell, &mut [0; 8]);
+}
+
+impl Parker for VerbsParker {
+    fn prepare(&self) -> u32 {
+        self.worker_sleeps.store(true, Ordering::SeqCst);
+        self.arm();
+        0
+    }
+
+    fn park(&self, _ticket: u32, timeout: Duration) {
+        let mut fds = [
+            PollFd::new(&self.devices, PollFlags::IN),
+            PollFd::new(&self.worker_bell, PollFlags::IN),
+        ];
+        // An interrupted sleep is a short one; the caller looks again.
+        let _ = poll(&mut fds, Some(&timespec(timeout)));
+        self.worker_sleeps.store(false, Ordering::SeqCst);
+        self.slept.store(true, Ordering::Relaxed);
+        if fds[0].revents().contains(PollFlags::IN) {
+            self.disarm();
+        }
+        if fds[1].revents().contains(PollFlags::IN) {
+            silence(&self.worker_bell);
+        }
+    }
+
+    fn cancel(&self) {
+        self.worker_sleeps.store(false, Ordering::SeqCst);
+    }
+
+    fn wake(&self) {
+        if self.worker_sleeps.swap(false, Ordering::SeqCst) {
+            ring(&self.worker_bell);
+        }
+    }
+
+    fn worker_enters(&self) {
+        if !self.worker_drives.swap(true, Ordering::SeqCst) {
+            self.watch_devices(false);
+        }
+    }
+
+    fn worker_leaves(&self) {
+        if self.worker_drives.swap(false, Ordering::SeqCst) {
+            // Before the caller's last look, so that whatever comes after it ends a sleep.
+            self.arm();
+            self.watch_devices(true);
+        }
+    }
+
+    fn park_progress(&self, timeout: Duration) {
+        // What came before a channel was armed makes no event: look again before sleeping.
+        if !self.worker_drives.load(Ordering::SeqCst) && self.arm() {
+            return;
+        }
+        let mut room = [MaybeUninit::<epoll::Event>::uninit(); 8];
+        let Ok((events, _)) = epoll::wait(&self.progress, &mut room, Some(&timespec(timeout)))
+        else {
+            return;
+        };
+        self.slept.store(true, Ordering::Relaxed);
+        for event in events {
+            match event.data.u64() {
+                BELL => silence(&self.progress_bell),
+                ASYNC => self.events_due.store(true, Ordering::Relaxed),
+                _ => self.disarm(),
+            }
+        }
+    }
+
+    fn wake_progress(&self) {
+        ring(&self.progress_bell);
+    }
+}
