@@ -18,6 +18,7 @@ use crate::region::Region;
 use crate::shm::{Handover, HandoverError, ShmDevice, ShmParker};
 use crate::tcp::{ConnectError, PeerEndpoint, TcpSetup};
 use crate::topology::Topology;
+use crate::verbs::{VerbsEnds, VerbsError, VerbsNeighbour, VerbsSettings, VerbsSetup};
 
 /// What carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub enum Transport {
     Shm,
     /// Sockets.
     Tcp,
+    /// RDMA.
+    Verbs,
 }
 
 impl fmt::Display for Transport {
@@ -34,6 +37,7 @@ impl fmt::Display for Transport {
         f.write_str(match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
         })
     }
 }
@@ -45,6 +49,7 @@ impl FromStr for Transport {
         match text {
             "shm" => Ok(Self::Shm),
             "tcp" => Ok(Self::Tcp),
+            "verbs" => Ok(Self::Verbs),
             other => Err(WiringError::UnknownTransport(other.to_owned())),
         }
     }
@@ -63,8 +68,10 @@ pub struct WiringSettings {
     pub crc: bool,
     /// How to wait.
     pub waiting: Waiting,
-    /// Where to listen for neighbours.
+    /// Where to listen for neighbours; with RDMA, the addresses of the devices to use.
     pub addresses: DataAddresses,
+    /// Parameters of queue pairs.
+    pub verbs: VerbsSettings,
     /// The group's secret.
     pub token: Token,
 }
@@ -82,6 +89,13 @@ impl DataAddresses {
     /// One address for everything.
     pub fn one(address: IpAddr) -> Self {
         Self { any: vec![address], towards: BTreeMap::new() }
+    }
+
+    /// Every address that a rank uses towards its neighbours.
+    pub fn towards_all(&self, rank: usize, topology: &Topology) -> Vec<IpAddr> {
+        let rails = topology.rails();
+        let ends = topology.neighbours(rank).flat_map(|peer| (0..rails).map(move |rail| (peer, rail)));
+        ends.filter_map(|(peer, rail)| self.of(peer, rail)).collect()
     }
 
     fn of(&self, peer: usize, rail: usize) -> Option<IpAddr> {
@@ -130,8 +144,16 @@ pub enum WiringError {
         /// What the system said.
         source: io::Error,
     },
+    /// RDMA cannot be used or refuses.
+    #[error("rank {rank}: {source}")]
+    Verbs {
+        /// This rank.
+        rank: usize,
+        /// Why.
+        source: VerbsError,
+    },
     /// A transport that is none of ours.
-    #[error("unknown transport {0:?}: use shm or tcp")]
+    #[error("unknown transport {0:?}: use shm, tcp or verbs")]
     UnknownTransport(String),
 }
 
@@ -143,6 +165,7 @@ impl WiringError {
             | Self::Connect(
                 ConnectError::Missing { peer, .. } | ConnectError::Refused { peer, .. },
             ) => Some(*peer),
+            Self::Verbs { source, .. } => source.broken_peer(),
             _ => None,
         }
     }
@@ -151,6 +174,7 @@ impl WiringError {
 enum Prepared {
     Shm(Handover),
     Tcp { region: Arc<Region>, listeners: Vec<TcpListener>, places: Places },
+    Verbs { region: Arc<Region>, ends: VerbsEnds },
 }
 
 /// Where this rank listens for each neighbour, by rail.
@@ -203,13 +227,22 @@ impl Wiring {
         let prepared = match settings.transport {
             Transport::Shm => Prepared::Shm(Handover::new(rank, bytes)?),
             Transport::Tcp => {
-                let region = Region::private(bytes).map_err(|source| WiringError::System {
-                    rank,
-                    what: format!("make a region of {bytes} bytes"),
-                    source,
-                })?;
+                let region = private(rank, bytes)?;
                 let (listeners, places) = listen(rank, &topology, &settings.addresses)?;
-                Prepared::Tcp { region: Arc::new(region), listeners, places }
+                Prepared::Tcp { region, listeners, places }
+            }
+            Transport::Verbs => {
+                let region = private(rank, bytes)?;
+                let neighbours = verbs_neighbours(rank, &topology, &settings.addresses)?;
+                let setup = VerbsSetup {
+                    rank,
+                    neighbours,
+                    region: Arc::clone(&region),
+                    settings: settings.verbs,
+                };
+                let ends = VerbsEnds::prepare(setup)
+                    .map_err(|source| WiringError::Verbs { rank, source })?;
+                Prepared::Verbs { region, ends }
             }
         };
         Ok(Self { rank, topology, layout, settings, prepared })
@@ -220,6 +253,7 @@ impl Wiring {
         match &self.prepared {
             Prepared::Shm(handover) => handover.name().to_vec(),
             Prepared::Tcp { places, .. } => places_text(places).into_bytes(),
+            Prepared::Verbs { ends, .. } => ends.blob(),
         }
     }
 
@@ -284,6 +318,12 @@ impl Wiring {
                     })?;
                     (Box::new(device), parker, region, vec![None; topology.ranks()])
                 }
+                Prepared::Verbs { region, ends } => {
+                    let (device, parker) = ends
+                        .connect(blobs)
+                        .map_err(|source| WiringError::Verbs { rank, source })?;
+                    (Box::new(device), parker, region, vec![None; topology.ranks()])
+                }
             };
         let endpoint = Endpoint::new(
             rank,
@@ -302,7 +342,7 @@ impl Wiring {
             mapped,
             endpoint,
             stripe_bytes_min: settings.endpoint.stripe_bytes_min,
-            arrivals_need_progress: settings.transport == Transport::Tcp,
+            arrivals_need_progress: settings.transport != Transport::Shm,
             waiting: settings.waiting,
         };
         let fabric = Fabric::new(parts, parker);
@@ -313,6 +353,29 @@ impl Wiring {
         })?;
         Ok(fabric)
     }
+}
+
+fn private(rank: usize, bytes: u64) -> Result<Arc<Region>, WiringError> {
+    let system = |source| WiringError::System {
+        rank,
+        what: format!("make a region of {bytes} bytes"),
+        source,
+    };
+    Region::private(bytes).map(Arc::new).map_err(system)
+}
+
+/// The own address towards each neighbour on each rail.
+fn verbs_neighbours(
+    rank: usize,
+    topology: &Topology,
+    addresses: &DataAddresses,
+) -> Result<Vec<VerbsNeighbour>, WiringError> {
+    let of_peer = |peer| {
+        let own = (0..topology.rails()).map(|rail| addresses.of(peer, rail));
+        let own = own.collect::<Option<_>>().ok_or(WiringError::NoAddress { rank, peer })?;
+        Ok(VerbsNeighbour { rank: peer, own })
+    };
+    topology.neighbours(rank).map(of_peer).collect()
 }
 
 /// A listener for each address, and which of them is for which neighbour and rail.

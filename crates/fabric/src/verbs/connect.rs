@@ -137,9 +137,10 @@ impl VerbsEnds {
         let VerbsSetup { rank, neighbours, region, settings } = setup;
         settings.check()?;
         let mut places = Vec::new();
+        let gids = gid::Table::read()?;
         for neighbour in &neighbours {
             for (rail, &address) in neighbour.own.iter().enumerate() {
-                places.push((neighbour.rank, rail, gid::find(address)?));
+                places.push((neighbour.rank, rail, gids.find(address)?));
             }
         }
         let mut counts: BTreeMap<(String, u8), u32> = BTreeMap::new();
@@ -332,7 +333,8 @@ pub fn available(addresses: impl IntoIterator<Item = IpAddr>) -> Result<(), Verb
     if super::ffi::device_names()?.is_empty() {
         return Err(VerbsError::NoDevices { source: None });
     }
-    addresses.into_iter().try_for_each(|address| gid::find(address).map(|_| ()))
+    let gids = gid::Table::read()?;
+    addresses.into_iter().try_for_each(|address| gids.find(address).map(|_| ()))
 }
 
 #[cfg(test)]

@@ -68,6 +68,7 @@ impl Bed {
                 crc: self.crc,
                 waiting: Waiting::for_host(self.ranks, 2),
                 addresses: fabric::DataAddresses::one(std::net::Ipv4Addr::LOCALHOST.into()),
+                verbs: fabric::verbs::VerbsSettings::default(),
                 token: token.clone(),
             };
             let wiring = Wiring::prepare(rank, Arc::clone(&topology), settings).unwrap();

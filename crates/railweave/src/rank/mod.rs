@@ -244,6 +244,7 @@ fn member_options(
             Transport::Auto => TransportChoice::Auto,
             Transport::Shm => TransportChoice::Only(fabric::Transport::Shm),
             Transport::Tcp => TransportChoice::Only(fabric::Transport::Tcp),
+            Transport::Verbs => TransportChoice::Only(fabric::Transport::Verbs),
         },
         sizes: Sizes {
             slot_bytes: settings.fabric.slot_bytes.0,

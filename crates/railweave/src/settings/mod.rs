@@ -41,18 +41,20 @@ impl Word for Topology {
 /// What carries bytes between neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Shared memory on one machine, TCP otherwise.
+    /// Shared memory on one machine, else RDMA where every rank has it, else TCP.
     #[default]
     Auto,
     /// Shared memory.
     Shm,
     /// TCP.
     Tcp,
+    /// RDMA.
+    Verbs,
 }
 
 impl Word for Transport {
     const WORDS: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("shm", Self::Shm), ("tcp", Self::Tcp)];
+        &[("auto", Self::Auto), ("shm", Self::Shm), ("tcp", Self::Tcp), ("verbs", Self::Verbs)];
 }
 
 /// Settings of the fabric.

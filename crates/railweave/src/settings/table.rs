@@ -118,7 +118,7 @@ keys! {
         "This host's name in the cluster file; empty finds it by its hardware addresses";
     "topology" = "ring", Valid::Word(&["ring", "full", "path"]), SHARED, topology,
         "Which ranks are neighbours; distant ranks are reached by relays";
-    "transport" = "auto", Valid::Word(&["auto", "shm", "tcp"]), SHARED, transport,
+    "transport" = "auto", Valid::Word(&["auto", "shm", "tcp", "verbs"]), SHARED, transport,
         "What carries bytes between neighbours; auto takes shm on one machine";
     "listen" = "127.0.0.1:8000", Valid::Address, LOCAL, listen,
         "Where rank 0 serves the OpenAI API; port 0 takes any free port";

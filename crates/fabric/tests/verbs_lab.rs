@@ -1,0 +1,233 @@
+//! What only real queue pairs show: their failures, and sleeping until bytes come. Run in the lab,
+//! which names its faults and has a ring of four cables between the devices of one machine.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric::auth::Token;
+use fabric::verbs::{
+    VerbsCause, VerbsDevice, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
+};
+use fabric::{
+    Channel, DataAddresses, Device, EndpointSettings, Event, Fabric, FIRST_VALUE, FlagWrite,
+    Posted, Put, RailFault, Region, Shape, Sizes, Span, Topology, Transport, Waiting, Wiring,
+    WiringSettings, Write,
+};
+
+const REGION: u64 = 1 << 20;
+const FLAG: u64 = 4096;
+/// Longest wait for anything here; the lab's machines are slow.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The end of the wire with this number: 1 at the lower rank, 2 at the higher.
+fn address(wire: u8, end: u8) -> IpAddr {
+    IpAddr::from([10, 10, wire, end])
+}
+
+/// Two ranks: rail 0 on the cable between h0 and h1, rail 1 on the one between h1 and h2.
+fn two_ranks(settings: VerbsSettings) -> (Vec<VerbsDevice>, Vec<Arc<Region>>) {
+    let regions: Vec<_> = (0..2).map(|_| Arc::new(Region::private(REGION).unwrap())).collect();
+    let prepare = |rank: usize| {
+        let own = [0, 2].map(|wire| address(wire, rank as u8 + 1)).to_vec();
+        let neighbours = vec![VerbsNeighbour { rank: 1 - rank, own }];
+        let region = Arc::clone(&regions[rank]);
+        VerbsEnds::prepare(VerbsSetup { rank, neighbours, region, settings }).unwrap()
+    };
+    let ends = [prepare(0), prepare(1)];
+    let blobs = [ends[0].blob(), ends[1].blob()];
+    let devices = ends.into_iter().map(|ends| ends.connect(&blobs).unwrap().0).collect();
+    (devices, regions)
+}
+
+fn fault(words: &[&str]) {
+    let tool = std::env::var("ROCE_FAULT").expect("run it in the lab: lab/roce suite");
+    let status = Command::new("sh").arg(tool).args(words).status().unwrap();
+    assert!(status.success(), "{words:?}");
+}
+
+/// Repairs what a test broke, also when it fails.
+struct Mend(&'static [&'static str]);
+
+impl Drop for Mend {
+    fn drop(&mut self) {
+        fault(self.0);
+        // Ports and their neighbours' addresses need a moment.
+        thread::sleep(Duration::from_secs(2));
+    }
+}
+
+fn poll_until(
+    devices: &mut [VerbsDevice],
+    mut so: impl FnMut(&[Vec<Event>; 2]) -> bool,
+) -> [Vec<Event>; 2] {
+    let mut events = [Vec::new(), Vec::new()];
+    let start = Instant::now();
+    while !so(&events) {
+        assert!(start.elapsed() < LIMIT, "waited too long; seen: {events:?}");
+        for (device, events) in devices.iter_mut().zip(&mut events) {
+            device.poll(events);
+        }
+    }
+    events
+}
+
+fn down(events: &[Event], of: usize) -> Option<&RailFault> {
+    events.iter().find_map(|event| match event {
+        Event::RailDown { rail, fault, .. } if *rail == of => Some(fault),
+        _ => None,
+    })
+}
+
+fn write(number: u32) -> Write {
+    Write {
+        body: Span { offset: 512 << 10, len: 4000 },
+        to: 64 << 10,
+        flag: Some(FlagWrite { offset: FLAG, value: number }),
+        number,
+        ..Write::default()
+    }
+}
+
+/// Breaks the wire of rail 0 and holds what both ends say against what they should.
+fn a_rail_fails(break_it: &[&str], mend: &'static [&'static str], expected: VerbsCause) {
+    let (mut devices, regions) = two_ranks(VerbsSettings::default());
+    assert_eq!(devices[0].post(1, 0, &write(1)), Ok(Posted::Pending));
+    poll_until(&mut devices, |events| !events[0].is_empty());
+    assert_eq!(regions[1].flag(FLAG).unwrap().load(Ordering::Acquire), 1);
+    let _mend = Mend(mend);
+    fault(break_it);
+    let start = Instant::now();
+    for number in 2..6 {
+        assert_eq!(devices[0].post(1, 0, &write(number)), Ok(Posted::Pending));
+    }
+    let events = poll_until(&mut devices, |events| {
+        down(&events[0], 0).is_some() && down(&events[1], 0).is_some()
+    });
+    let took = start.elapsed();
+    let said = down(&events[0], 0).unwrap();
+    println!("after {took:?}: {said}");
+    let RailFault::Verbs(fault) = said else { panic!("{said}") };
+    assert_eq!((fault.cause, fault.status), (expected, Some(12)), "{said}");
+    assert_eq!(fault.device, "roce_h0p0f0");
+    assert_eq!(down(&events[1], 0), Some(&RailFault::PeerClosed), "told over the other rail");
+    assert!(took < Duration::from_secs(10), "took {took:?}");
+    // The other rail carries what was lost, and the flag says so.
+    let done = events[0].iter().filter(|event| matches!(event, Event::Done { .. })).count();
+    for number in 2 + done as u32..6 {
+        assert_eq!(devices[0].post(1, 1, &write(number)), Ok(Posted::Pending));
+    }
+    poll_until(&mut devices, |events| events[0].len() == 4 - done);
+    assert_eq!(regions[1].flag(FLAG).unwrap().load(Ordering::Acquire), 5);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_pulled_cable_is_a_port_that_went_down() {
+    a_rail_fails(&["cable-pull", "h0-h1"], &["cable-mend", "h0-h1"], VerbsCause::PortDown);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_silent_wire_is_no_answer() {
+    let silence = ["wire", "h0-h1", "loss", "100%"];
+    a_rail_fails(&silence, &["wire-mend", "h0-h1"], VerbsCause::NoAnswer);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_lost_answer_is_found_to_have_landed() {
+    let (mut devices, regions) = two_ranks(VerbsSettings::default());
+    assert_eq!(devices[0].post(1, 0, &write(1)), Ok(Posted::Pending));
+    poll_until(&mut devices, |events| !events[0].is_empty());
+    let _mend = Mend(&["wire-mend", "h0-h1"]);
+    fault(&["wire", "h1>h0", "loss", "100%"]);
+    assert_eq!(devices[0].post(1, 0, &write(2)), Ok(Posted::Pending));
+    let events = poll_until(&mut devices, |events| down(&events[0], 0).is_some());
+    assert_eq!(regions[1].flag(FLAG).unwrap().load(Ordering::Acquire), 2);
+    assert_eq!(events[0][0], Event::Done { peer: 1, rail: 0 }, "it had landed");
+    assert_eq!(events[0].len(), 2, "{events:?}");
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_peer_that_closes_says_so() {
+    let (mut devices, _regions) = two_ranks(VerbsSettings::default());
+    drop(devices.pop());
+    let mut events = Vec::new();
+    let start = Instant::now();
+    while down(&events, 0).is_none() || down(&events, 1).is_none() {
+        devices[0].poll(&mut events);
+        assert!(start.elapsed() < LIMIT, "{events:?}");
+    }
+    assert_eq!(down(&events, 0), Some(&RailFault::PeerClosed));
+    assert_eq!(down(&events, 1), Some(&RailFault::PeerClosed));
+}
+
+fn settings(end: u8) -> WiringSettings {
+    WiringSettings {
+        transport: Transport::Verbs,
+        sizes: Sizes { slot_bytes: 64 << 10, heap_bytes: 64 << 10, relay_chunk_bytes: 4096 },
+        endpoint: EndpointSettings::default(),
+        crc: false,
+        waiting: Waiting {
+            spin: Duration::ZERO,
+            yielding: Duration::ZERO,
+            park: Duration::from_secs(20),
+        },
+        addresses: DataAddresses {
+            any: [0, 1].map(|wire| address(wire, end)).to_vec(),
+            towards: BTreeMap::new(),
+        },
+        verbs: VerbsSettings::default(),
+        token: Token::new("of the lab").unwrap(),
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_fabric_proves_its_rails_and_a_sleeper_wakes() {
+    let topology = Arc::new(Topology::new(Shape::Path, 2, 2).unwrap());
+    let ends: Vec<_> = (0..2)
+        .map(|rank| {
+            Wiring::prepare(rank, Arc::clone(&topology), settings(rank as u8 + 1)).unwrap()
+        })
+        .collect();
+    let blobs: Vec<_> = ends.iter().map(Wiring::blob).collect();
+    let deadline = Instant::now() + LIMIT;
+    let fabrics: Vec<Fabric> =
+        ends.into_iter().map(|ends| ends.connect(7, &blobs, deadline).unwrap()).collect();
+    thread::scope(|scope| {
+        let proofs: Vec<_> = fabrics
+            .iter()
+            .map(|fabric| scope.spawn(|| fabric.prove(7, deadline).unwrap()))
+            .collect();
+        for proof in proofs {
+            assert_eq!(proof.join().unwrap(), []);
+        }
+    });
+    let [zero, one] = &fabrics[..] else { panic!("two") };
+    for round in 1..=3_u32 {
+        let value = FIRST_VALUE.wrapping_add(round);
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                one.wait(|| one.has_arrived(0, Channel::Exchange, value, 8).unwrap().then(Instant::now))
+            });
+            // Long enough to fall asleep, and shorter than the longest sleep.
+            thread::sleep(Duration::from_secs(1));
+            let src = Span { offset: zero.layout().staging(0).offset, len: 8 };
+            let to = zero.exchange_place(0, 1, value, 8);
+            let posted = Instant::now();
+            zero.put(&Put { dst: 1, src, to, channel: Channel::Exchange, value }).unwrap();
+            let woken = sleeper.join().unwrap();
+            let took = woken.saturating_duration_since(posted);
+            println!("round {round}: woken after {took:?}");
+            assert!(took < Duration::from_secs(5), "the sleeper was not woken: {took:?}");
+        });
+    }
+}
