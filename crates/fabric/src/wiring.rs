@@ -94,7 +94,8 @@ impl DataAddresses {
     /// Every address that a rank uses towards its neighbours.
     pub fn towards_all(&self, rank: usize, topology: &Topology) -> Vec<IpAddr> {
         let rails = topology.rails();
-        let ends = topology.neighbours(rank).flat_map(|peer| (0..rails).map(move |rail| (peer, rail)));
+        let ends =
+            topology.neighbours(rank).flat_map(|peer| (0..rails).map(move |rail| (peer, rail)));
         ends.filter_map(|(peer, rail)| self.of(peer, rail)).collect()
     }
 
@@ -150,7 +151,7 @@ pub enum WiringError {
         /// This rank.
         rank: usize,
         /// Why.
-        source: VerbsError,
+        source: Box<VerbsError>,
     },
     /// A transport that is none of ours.
     #[error("unknown transport {0:?}: use shm, tcp or verbs")]
@@ -240,8 +241,7 @@ impl Wiring {
                     region: Arc::clone(&region),
                     settings: settings.verbs,
                 };
-                let ends = VerbsEnds::prepare(setup)
-                    .map_err(|source| WiringError::Verbs { rank, source })?;
+                let ends = VerbsEnds::prepare(setup).map_err(|error| verbs(rank, error))?;
                 Prepared::Verbs { region, ends }
             }
         };
@@ -319,9 +319,8 @@ impl Wiring {
                     (Box::new(device), parker, region, vec![None; topology.ranks()])
                 }
                 Prepared::Verbs { region, ends } => {
-                    let (device, parker) = ends
-                        .connect(blobs)
-                        .map_err(|source| WiringError::Verbs { rank, source })?;
+                    let (device, parker) =
+                        ends.connect(blobs).map_err(|error| verbs(rank, error))?;
                     (Box::new(device), parker, region, vec![None; topology.ranks()])
                 }
             };
@@ -353,6 +352,10 @@ impl Wiring {
         })?;
         Ok(fabric)
     }
+}
+
+fn verbs(rank: usize, error: VerbsError) -> WiringError {
+    WiringError::Verbs { rank, source: Box::new(error) }
 }
 
 fn private(rank: usize, bytes: u64) -> Result<Arc<Region>, WiringError> {

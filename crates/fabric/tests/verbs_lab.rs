@@ -15,7 +15,7 @@ use fabric::verbs::{
     VerbsCause, VerbsDevice, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
 };
 use fabric::{
-    Channel, DataAddresses, Device, EndpointSettings, Event, Fabric, FIRST_VALUE, FlagWrite,
+    Channel, DataAddresses, Device, EndpointSettings, Event, FIRST_VALUE, Fabric, FlagWrite,
     Posted, Put, RailFault, Region, Shape, Sizes, Span, Topology, Transport, Waiting, Wiring,
     WiringSettings, Write,
 };
@@ -194,9 +194,7 @@ fn settings(end: u8) -> WiringSettings {
 fn a_fabric_proves_its_rails_and_a_sleeper_wakes() {
     let topology = Arc::new(Topology::new(Shape::Path, 2, 2).unwrap());
     let ends: Vec<_> = (0..2)
-        .map(|rank| {
-            Wiring::prepare(rank, Arc::clone(&topology), settings(rank as u8 + 1)).unwrap()
-        })
+        .map(|rank| Wiring::prepare(rank, Arc::clone(&topology), settings(rank as u8 + 1)).unwrap())
         .collect();
     let blobs: Vec<_> = ends.iter().map(Wiring::blob).collect();
     let deadline = Instant::now() + LIMIT;
@@ -216,7 +214,9 @@ fn a_fabric_proves_its_rails_and_a_sleeper_wakes() {
         let value = FIRST_VALUE.wrapping_add(round);
         thread::scope(|scope| {
             let sleeper = scope.spawn(|| {
-                one.wait(|| one.has_arrived(0, Channel::Exchange, value, 8).unwrap().then(Instant::now))
+                one.wait(|| {
+                    one.has_arrived(0, Channel::Exchange, value, 8).unwrap().then(Instant::now)
+                })
             });
             // Long enough to fall asleep, and shorter than the longest sleep.
             thread::sleep(Duration::from_secs(1));

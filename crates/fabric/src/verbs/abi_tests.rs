@@ -55,7 +55,10 @@ fn expected() -> Vec<(&'static str, usize)> {
         ("offsetof(struct ibv_global_route, flow_label)", offset_of!(GlobalRoute, flow_label)),
         ("offsetof(struct ibv_global_route, sgid_index)", offset_of!(GlobalRoute, sgid_index)),
         ("offsetof(struct ibv_global_route, hop_limit)", offset_of!(GlobalRoute, hop_limit)),
-        ("offsetof(struct ibv_global_route, traffic_class)", offset_of!(GlobalRoute, traffic_class)),
+        (
+            "offsetof(struct ibv_global_route, traffic_class)",
+            offset_of!(GlobalRoute, traffic_class),
+        ),
         ("sizeof(struct ibv_ah_attr)", size_of::<AhAttr>()),
         ("offsetof(struct ibv_ah_attr, is_global)", offset_of!(AhAttr, is_global)),
         ("offsetof(struct ibv_ah_attr, port_num)", offset_of!(AhAttr, port_num)),
@@ -65,7 +68,10 @@ fn expected() -> Vec<(&'static str, usize)> {
         ("offsetof(struct ibv_qp_attr, dest_qp_num)", offset_of!(QpAttr, dest_qp_num)),
         ("offsetof(struct ibv_qp_attr, qp_access_flags)", offset_of!(QpAttr, qp_access_flags)),
         ("offsetof(struct ibv_qp_attr, ah_attr)", offset_of!(QpAttr, ah_attr)),
-        ("offsetof(struct ibv_qp_attr, max_dest_rd_atomic)", offset_of!(QpAttr, max_dest_rd_atomic)),
+        (
+            "offsetof(struct ibv_qp_attr, max_dest_rd_atomic)",
+            offset_of!(QpAttr, max_dest_rd_atomic),
+        ),
         ("offsetof(struct ibv_qp_attr, min_rnr_timer)", offset_of!(QpAttr, min_rnr_timer)),
         ("offsetof(struct ibv_qp_attr, port_num)", offset_of!(QpAttr, port_num)),
         ("offsetof(struct ibv_qp_attr, timeout)", offset_of!(QpAttr, timeout)),

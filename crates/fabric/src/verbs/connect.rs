@@ -87,7 +87,8 @@ impl Told {
 
 /// `1/0=n0r ::ffff:10.0.0.1 17 …;1/1=…`: what is told to each neighbour, by rail.
 fn blob_of(ends: &[(usize, usize, Told)]) -> String {
-    let of_end = |(peer, rail, told): &(usize, usize, Told)| format!("{peer}/{rail}={}", told.text());
+    let of_end =
+        |(peer, rail, told): &(usize, usize, Told)| format!("{peer}/{rail}={}", told.text());
     ends.iter().map(of_end).collect::<Vec<_>>().join(";")
 }
 
@@ -153,16 +154,19 @@ impl VerbsEnds {
             let nic = Nic::open(device, *port, Arc::clone(&region), completions)?;
             let state = nic.attributes().state;
             if state != PORT_ACTIVE {
-                return Err(VerbsError::PortInactive { device: device.clone(), port: *port, state });
+                return Err(VerbsError::PortInactive {
+                    device: device.clone(),
+                    port: *port,
+                    state,
+                });
             }
             nics.push(Arc::new(nic));
         }
         let mut ends = Vec::new();
         for (peer, rail, gid) in places {
             // Every place was counted, in the order of the devices.
-            let nic = counts.keys().position(|(device, port)| {
-                (device, *port) == (&gid.device, gid.port)
-            });
+            let nic =
+                counts.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
             let Some((index, nic)) = nic.and_then(|index| Some((index, nics.get(index)?))) else {
                 return Err(VerbsError::NoDevices { source: None });
             };
@@ -184,10 +188,7 @@ impl VerbsEnds {
     ///
     /// # Errors
     /// The first end that does not fit or that the device refuses.
-    pub fn connect(
-        self,
-        blobs: &[Vec<u8>],
-    ) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
+    pub fn connect(self, blobs: &[Vec<u8>]) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
         let Self { rank, region, settings, ends, nics } = self;
         let mut pairs = Vec::with_capacity(ends.len());
         for (index, mut end) in ends.into_iter().enumerate() {
@@ -216,10 +217,10 @@ impl VerbsEnds {
             let most = nics.get(end.nic).map_or(0, |nic| nic.attributes().max_msg_sz);
             pairs.push(Pair::new(index, (peer, rail, end.nic), end.qp, remote, most));
         }
-        let parker = VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
+        let parker =
+            VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
         let parker = Arc::new(parker);
-        let device =
-            VerbsDevice::new(rank, region, settings, nics, pairs, Arc::clone(&parker));
+        let device = VerbsDevice::new(rank, region, settings, nics, pairs, Arc::clone(&parker));
         Ok((device, parker))
     }
 }

@@ -7,8 +7,9 @@ use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
 use super::error::{Notice, VerbsCause};
 use super::ffi::Nic;
 use super::parker::VerbsParker;
-use super::queue_pair::{Kind, Pair, Refused, State, Word, widened};
+use super::queue_pair::{Pair, Refused, State};
 use super::settings::VerbsSettings;
+use super::word::{Kind, Word, widened};
 use crate::device::{Device, Event, Parker, PostError, Posted, RailFault, Write};
 use crate::region::Region;
 
@@ -361,9 +362,8 @@ impl Device for VerbsDevice {
 
     fn cut(&mut self, peer: usize, rail: usize) {
         let Some(index) = self.find(peer, rail) else { return };
-        let others = self.pairs.iter().any(|pair| {
-            pair.peer == peer && pair.rail != rail && pair.is_up()
-        });
+        let others =
+            self.pairs.iter().any(|pair| pair.peer == peer && pair.rail != rail && pair.is_up());
         let now = Instant::now();
         if others {
             self.pairs[index].take_down(RailFault::Cut, now);

@@ -242,7 +242,9 @@ impl VerbsCause {
             Self::RemoteOperation => "look at the peer's log and kernel messages",
             Self::LocalOperation => "check `ip link` of the device and the kernel's messages",
             Self::Flushed => "look at the peer's log: its end may have failed first",
-            Self::Stalled => "check `ip link` of the device; soft-RoCE stalls when its link is down",
+            Self::Stalled => {
+                "check `ip link` of the device; soft-RoCE stalls when its link is down"
+            }
             Self::DeviceGone => "look at the kernel's messages",
             Self::Unanswered => "the peer is stopped or its host is",
             Self::Unknown => "look at the kernel's messages and the device's counters",

@@ -60,9 +60,8 @@ impl Table {
             IpAddr::V6(address) => address,
         };
         self.gids.iter().find(|gid| gid.value == wanted).cloned().ok_or_else(|| {
-            let found = |gid: &Gid| {
-                Some(format!("{} on {}", gid.value.to_ipv4_mapped()?, gid.device))
-            };
+            let found =
+                |gid: &Gid| Some(format!("{} on {}", gid.value.to_ipv4_mapped()?, gid.device));
             let found: Vec<_> = self.gids.iter().filter_map(found).collect();
             let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
             VerbsError::NoGid { address, found }
@@ -123,19 +122,20 @@ mod tests {
     fn the_slot_is_found_by_content() {
         let folder = std::env::temp_dir().join(format!("railweave-gid-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        assert!(matches!(
-            Table::read_from(&folder),
-            Err(VerbsError::NoDevices { source: None })
-        ));
+        assert!(matches!(Table::read_from(&folder), Err(VerbsError::NoDevices { source: None })));
         let mapped = |last| format!("0000:0000:0000:0000:0000:ffff:0a00:00{last:02x}");
         let empty = "0000:0000:0000:0000:0000:0000:0000:0000";
         let local = "fe80:0000:0000:0000:0000:00ff:fe00:0000";
-        table(&folder, "a", &[
-            (local, "IB/RoCE v1"),
-            (&mapped(1), "IB/RoCE v1"),
-            (empty, ""),
-            (&mapped(1), "RoCE v2"),
-        ]);
+        table(
+            &folder,
+            "a",
+            &[
+                (local, "IB/RoCE v1"),
+                (&mapped(1), "IB/RoCE v1"),
+                (empty, ""),
+                (&mapped(1), "RoCE v2"),
+            ],
+        );
         table(&folder, "b", &[(local, "RoCE v2"), (&mapped(2), "RoCE v2")]);
         let found = Table::read_from(&folder).unwrap();
         let gid = found.find([10, 0, 0, 1].into()).unwrap();

@@ -42,6 +42,7 @@ mod gid;
 mod parker;
 mod queue_pair;
 mod settings;
+mod word;
 
 pub use connect::{VerbsEnds, VerbsNeighbour, VerbsSetup, available};
 pub use device::VerbsDevice;

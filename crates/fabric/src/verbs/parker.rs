@@ -84,7 +84,8 @@ impl VerbsParker {
 
     /// Arms what is not armed; answers whether anything was not.
     fn arm(&self) -> bool {
-        self.nics.iter().fold(false, |any, nic| nic.arm() || any)
+        // All of them, so not the first that answers yes.
+        self.nics.iter().filter(|nic| nic.arm()).count() > 0
     }
 
     fn disarm(&self) {
