@@ -27,7 +27,7 @@ from pathlib import Path
 import lab_netns
 from lab_netns import FUNCTIONS, MTU_BYTES, NAME, SHAPES, LabError
 from lab_roce_image import GUEST, image
-from lab_roce_machine import BOOT_LIMIT_S, POLL_S, QEMU, Machine, alive
+from lab_roce_machine import BOOT_LIMIT_S, POLL_S, QEMU, Machine, alive, marked, ours
 
 SCHEMA = "railweave-roce-lab/1"
 RUN = Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -155,10 +155,10 @@ class Lab:
 
     def _know_machines(self):
         names = ["all"] if self.bed == "one" else self.hosts
-        self.machines = {name: Machine(name, self.folder / name, self._marked()) for name in names}
+        self.machines = {name: Machine(name, self.folder / name, self._mark()) for name in names}
 
-    def _marked(self):
-        return {**os.environ, MARK: f"{self.name}:{self.state['token']}"}
+    def _mark(self):
+        return MARK, f"{self.name}:{self.state['token']}"
 
     def _start(self, machine, files):
         host = None if machine.name == "all" else machine.name
@@ -195,7 +195,7 @@ class Lab:
         with open(self.folder / "switch.log", "wb") as log:
             try:
                 self.switch = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                               env=self._marked(), start_new_session=True)
+                                               env=marked(self._mark()), start_new_session=True)
             except FileNotFoundError:
                 raise LabError(f"there is no {QEMU} here; install qemu-system-x86") from None
 
@@ -235,15 +235,8 @@ class Lab:
         """Ids of the machines' processes that run."""
         if self.state is None:
             return []
-        mark = f"{MARK}={self.name}:{self.state['token']}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
-                    found.append(int(entry.name))
-        return found
+        return [int(entry.name) for entry in Path("/proc").iterdir()
+                if entry.name.isdigit() and int(entry.name) != os.getpid() and ours(int(entry.name), self._mark())]
 
     # Commands in hosts.
 
@@ -429,6 +422,8 @@ class Lab:
             self.boot(host)
             undone.append(f"kill {host}")
         return undone
+
+    settle = staticmethod(lab_netns.Lab.settle)
 
     # State.
 

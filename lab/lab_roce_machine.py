@@ -35,8 +35,9 @@ KEPT = ("RUST", "CARGO_MANIFEST", "CARGO_PKG", "CARGO_BIN_EXE", "NEXTEST", "PROP
 class Machine:
     """A machine by its folder. `netdevs` are qemu's: pairs of a socket's path here and one at the other end."""
 
-    def __init__(self, name, folder, environment):
-        self.name, self.folder, self.environment = name, Path(folder), environment
+    def __init__(self, name, folder, mark):
+        """`mark` is a variable and its value, by which its process is known."""
+        self.name, self.folder, self.mark = name, Path(folder), mark
         self.share = self.folder / "share"
         self.process = None
 
@@ -57,7 +58,7 @@ class Machine:
             try:
                 self.process = subprocess.Popen(
                     self._command(kernel, image, cpus, memory_mib, netdevs), stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, env=self.environment, start_new_session=True)
+                    stderr=log, env=marked(self.mark), start_new_session=True)
             except FileNotFoundError:
                 raise LabError(f"there is no {QEMU} here; install qemu-system-x86") from None
         (self.folder / "pid").write_text(str(self.process.pid))
@@ -85,7 +86,7 @@ class Machine:
         """Whether its process is there."""
         if self.process is not None:
             return self.process.poll() is None
-        return alive(self.pid())
+        return ours(self.pid(), self.mark)
 
     def pid(self):
         with contextlib.suppress(OSError, ValueError):
@@ -222,6 +223,19 @@ class Job:
         code = self.wait(limit)
         stdout, stderr = (self.output(name).decode(errors="replace") for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(self.words, code, stdout, stderr)
+
+
+def marked(mark):
+    """The environment of a process of the lab."""
+    name, value = mark
+    return {**os.environ, name: value}
+
+
+def ours(pid, mark):
+    """Whether a process has this mark and runs. Its id alone would not do: another process may have got it since."""
+    with contextlib.suppress(OSError):
+        return alive(pid) and "=".join(mark).encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
 
 
 def alive(pid):
