@@ -36,6 +36,9 @@ BEDS = ("one", "many")
 COMMAND_LIMIT_S = 120.0
 # What a command's answer may take beyond the command's own limit.
 SLACK_S = 15.0
+# How long recorders of packets must have written nothing to be done, and how long that is waited for.
+QUIET_S = 0.4
+QUIET_LIMIT_S = 5.0
 # Inherited by the machines' processes: how they are told from others.
 MARK = "ROCE_LAB_MARK"
 
@@ -262,14 +265,17 @@ class Lab:
         try:
             for host, netdev, *_ in self.netdevs():
                 if host in (hosts or self.hosts):
-                    jobs[netdev] = self.start(host, "tcpdump", "-Z", "root", "-U", "-n", "-s", "256", "-i", netdev,
-                                              "-w", f"/run/share/{netdev}.pcap", limit=3600, directory="/")
+                    jobs[netdev] = self.start(host, "tcpdump", "-Z", "root", "--immediate-mode", "-U", "-n", "-s", "256",
+                                              "-i", netdev, "-w", f"/run/share/{netdev}.pcap", limit=3600,
+                                              directory="/")
             self._await(lambda: all(b"listening on" in job.output("stderr") or job.poll() is not None
                                     for job in jobs.values()), "tcpdump does not start")
             for netdev, job in jobs.items():
                 if job.poll() is not None:
                     raise LabError(f"{netdev}: cannot record: {job.output('stderr').decode(errors='replace').strip()}")
             yield target
+            # A recorder that is ended drops what it has not read yet.
+            self._await_quiet([job.machine.share / f"{netdev}.pcap" for netdev, job in jobs.items()])
         finally:
             for netdev, job in jobs.items():
                 with contextlib.suppress(LabError):
@@ -278,6 +284,14 @@ class Lab:
                     job.wait(SLACK_S)
                 with contextlib.suppress(FileNotFoundError):
                     shutil.move(job.machine.share / f"{netdev}.pcap", target / f"{netdev}.pcap")
+
+    @staticmethod
+    def _await_quiet(files):
+        """Waits until files grow no more. A network is never quite quiet, so not for long."""
+        sizes, deadline = None, time.monotonic() + QUIET_LIMIT_S
+        while (now := [file.stat().st_size for file in files]) != sizes and time.monotonic() < deadline:
+            sizes = now
+            time.sleep(QUIET_S)
 
     @staticmethod
     def _await(condition, what):
