@@ -231,3 +231,54 @@ fn a_fabric_proves_its_rails_and_a_sleeper_wakes() {
         });
     }
 }
+
+/// The sender's own link: soft-RoCE answers at once, late, or not at all.
+struct Link;
+
+impl Link {
+    fn set(state: &str) {
+        let status = Command::new("ip").args(["link", "set", "h0p0f0", state]).status().unwrap();
+        assert!(status.success(), "{state}");
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        Self::set("up");
+        thread::sleep(Duration::from_secs(2));
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_link_taken_down_under_load_fails_its_rail() {
+    let limit = Duration::from_secs(3);
+    let settings = VerbsSettings { stall_limit: limit, ..VerbsSettings::default() };
+    let (mut devices, _regions) = two_ranks(settings);
+    assert_eq!(devices[0].post(1, 0, &write(1)), Ok(Posted::Pending));
+    poll_until(&mut devices, |events| !events[0].is_empty());
+    let _link = Link;
+    let breaker = thread::spawn(|| Link::set("down"));
+    let start = Instant::now();
+    let mut number = 1;
+    let mut events = [Vec::new(), Vec::new()];
+    while down(&events[0], 0).is_none() {
+        assert!(start.elapsed() < LIMIT, "waited too long");
+        if devices[0].post(1, 0, &write(number + 1)).is_ok() {
+            number += 1;
+        }
+        for (device, events) in devices.iter_mut().zip(&mut events) {
+            device.poll(events);
+        }
+    }
+    breaker.join().unwrap();
+    println!("after {:?}: {}", start.elapsed(), down(&events[0], 0).unwrap());
+    assert!(start.elapsed() < limit + Duration::from_secs(10));
+    let cause = match down(&events[0], 0).unwrap() {
+        RailFault::Verbs(fault) => fault.cause,
+        other => panic!("{other}"),
+    };
+    assert_eq!(cause, VerbsCause::PortDown);
+    assert_eq!(devices[0].post(1, 1, &write(number + 1)), Ok(Posted::Pending));
+    poll_until(&mut devices, |events| !events[0].is_empty());
+}
