@@ -31,6 +31,7 @@ from lab_roce_machine import BOOT_LIMIT_S, POLL_S, QEMU, Machine, alive, marked,
 
 SCHEMA = "railweave-roce-lab/1"
 RUN = Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+LOCKS = RUN / "lock" if os.geteuid() == 0 else RUN
 PREFIX = "railweave-roce-"
 BEDS = ("one", "many")
 COMMAND_LIMIT_S = 120.0
@@ -468,7 +469,7 @@ class Lab:
 
     @contextlib.contextmanager
     def _lock(self):
-        with open(RUN / f"{PREFIX}{self.name}.lock", "w") as lock:
+        with open(LOCKS / f"{PREFIX}{self.name}", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
