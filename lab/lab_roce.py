@@ -469,7 +469,7 @@ class Lab:
 
     @contextlib.contextmanager
     def _lock(self):
-        with open(LOCKS / f"{PREFIX}{self.name}", "w") as lock:
+        with open(LOCKS / f"{PREFIX}{self.name}.lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
