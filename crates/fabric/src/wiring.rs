@@ -91,14 +91,6 @@ impl DataAddresses {
         Self { any: vec![address], towards: BTreeMap::new() }
     }
 
-    /// Every address that a rank uses towards its neighbours.
-    pub fn towards_all(&self, rank: usize, topology: &Topology) -> Vec<IpAddr> {
-        let rails = topology.rails();
-        let ends =
-            topology.neighbours(rank).flat_map(|peer| (0..rails).map(move |rail| (peer, rail)));
-        ends.filter_map(|(peer, rail)| self.of(peer, rail)).collect()
-    }
-
     fn of(&self, peer: usize, rail: usize) -> Option<IpAddr> {
         let list = self.towards.get(&peer).unwrap_or(&self.any);
         list.get(rail).or(list.last()).copied()

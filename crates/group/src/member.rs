@@ -35,8 +35,7 @@ const FIRST_SEQUENCE: u32 = u32::MAX - 31;
 /// What carries the bytes, or that the group may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// Shared memory when all ranks run on one machine, else RDMA when every rank has devices for
-    /// all its addresses, else TCP.
+    /// Shared memory when all ranks run on one machine, else TCP.
     Auto,
     /// This one.
     Only(Transport),
@@ -294,24 +293,7 @@ impl Member {
             host_id: options.host_id.clone(),
             ip: options.address,
             config,
-            blob: self.offer(),
-        }
-    }
-
-    /// What the others must know before the transport is chosen: whether this host has RDMA
-    /// devices for its addresses.
-    fn offer(&self) -> Vec<u8> {
-        let options = &self.options;
-        if options.transport != TransportChoice::Auto {
-            return Vec::new();
-        }
-        let addresses = options.data_addresses.towards_all(options.rank, &options.topology);
-        match fabric::verbs::available(addresses) {
-            Ok(()) => VERBS_OFFER.to_vec(),
-            Err(error) => {
-                tracing::info!(rank = options.rank, "no RDMA for this group: {error}");
-                Vec::new()
-            }
+            blob: Vec::new(),
         }
     }
 
@@ -326,7 +308,6 @@ impl Member {
         let transport = match options.transport {
             TransportChoice::Only(transport) => transport,
             TransportChoice::Auto if on_one_machine(&joined.members) => Transport::Shm,
-            TransportChoice::Auto if all_have_verbs(&joined.members) => Transport::Verbs,
             TransportChoice::Auto => Transport::Tcp,
         };
         let mut broken: Vec<Cable> = Vec::new();
@@ -474,13 +455,6 @@ impl Member {
         let telemetry = self.telemetry.clone();
         Ok(Group::new(pulse, collectives, control, epoch, transport, members, telemetry))
     }
-}
-
-/// Says that a rank has RDMA devices for all its addresses.
-const VERBS_OFFER: &[u8] = b"verbs";
-
-fn all_have_verbs(members: &[MemberInfo]) -> bool {
-    members.iter().all(|member| member.blob == VERBS_OFFER)
 }
 
 fn on_one_machine(members: &[MemberInfo]) -> bool {

@@ -41,7 +41,7 @@ impl Word for Topology {
 /// What carries bytes between neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Shared memory on one machine, else RDMA where every rank has it, else TCP.
+    /// Shared memory on one machine, TCP otherwise.
     #[default]
     Auto,
     /// Shared memory.
