@@ -2,7 +2,7 @@
 //!
 //! The same script runs locally, over SSH and in a network namespace, so nothing has to be installed on a host. It
 //! only reads. What it prints is a stream of frames, `KIND NAME LENGTH`, a newline, that many bytes and a newline;
-//! [`super::frames`] reads it back.
+//! `frames` reads it back.
 //!
 //! In a [`super::Recording`] files and links go by their absolute paths. Tools go by the names in [`TOOLS`]; a tool
 //! that is run for each netdev or PCI function has that after a dot: `tc-filter.enp1s0f1np1`,

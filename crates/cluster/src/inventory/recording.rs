@@ -170,7 +170,7 @@ impl Recording {
         Ok(())
     }
 
-    /// The recording without what is nobody else's business: see [`super::redact`].
+    /// The recording without what is nobody else's business.
     pub fn redacted(&self) -> Self {
         super::redact::redacted(self)
     }
