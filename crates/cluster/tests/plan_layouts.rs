@@ -41,8 +41,11 @@ fn triangle() {
 fn paths() {
     check("path3", Shape::Path, &path(3));
     check("path4", Shape::Path, &path(4));
-    // Five hosts between the ends: too many for tags.
+    check("path5", Shape::Path, &path(5));
+    // Four hosts and more between the ends are too many for tags.
     check("path6", Shape::Path, &path(6));
+    check("path7", Shape::Path, &path(7));
+    check("path8", Shape::Path, &path(8));
 }
 
 #[test]
@@ -59,6 +62,9 @@ fn switches() {
     check("switch2", Shape::Switch, &switch(2));
     check("switch4", Shape::Switch, &switch(4));
     check("switch8", Shape::Switch, &switch(8));
+    for count in [3, 5, 6, 7] {
+        check(&format!("switch{count}"), Shape::Switch, &switch(count));
+    }
 }
 
 #[test]
