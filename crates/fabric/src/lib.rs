@@ -14,6 +14,7 @@ mod buffer;
 mod chunk;
 mod device;
 mod endpoint;
+mod eventfd;
 mod fabric;
 mod inbox;
 mod layout;

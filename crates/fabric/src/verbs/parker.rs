@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 
 use super::ffi::Nic;
 use crate::device::Parker;
+use crate::eventfd::{ring, silence, timespec};
 
 const BELL: u64 = 0;
 const DEVICES: u64 = 1;
@@ -99,22 +100,6 @@ impl VerbsParker {
         // fail; if it did, the progress thread would look at its own interval.
         let _ = epoll::modify(&self.progress, &self.devices, data, flags);
     }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(duration.subsec_nanos()),
-    }
-}
-
-fn ring(bell: &OwnedFd) {
-    // Full only after 2^64 - 2 rings that nobody heard, and then it rings already.
-    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
-}
-
-fn silence(bell: &OwnedFd) {
-    let _ = rustix::io::read(bell, &mut [0; 8]);
 }
 
 impl Parker for VerbsParker {

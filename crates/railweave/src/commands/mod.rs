@@ -4,6 +4,7 @@ pub mod ask;
 pub mod bench;
 pub mod config;
 pub mod explain;
+mod lines;
 pub mod rank;
 pub mod reach;
 pub mod room;

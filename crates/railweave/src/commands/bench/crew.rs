@@ -1,13 +1,14 @@
 //! Starts the ranks of a measurement and collects what rank 0 tells.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
 
+use super::super::lines::read_lines;
 use super::place::{Order, PlaceArgs, Point, Row};
 use crate::commands::CommandError;
 use crate::supervisor::reserve_port;
@@ -22,6 +23,8 @@ const POINT_LIMIT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Longest line of a rank.
 const LINE_BYTES_MAX: u64 = 4096;
+/// Lines of a rank that may wait to be looked at.
+const LINES_WAITING: usize = 16;
 
 /// The running ranks. Dropping this ends them.
 struct Crew(Vec<Child>);
@@ -63,8 +66,9 @@ pub(crate) fn measure(
         }
         crew.0.push(child);
     }
-    let lines =
-        listen(output).map_err(|error| failed(format!("cannot listen to rank 0: {error}")))?;
+    let output = output.ok_or_else(|| failed("rank 0 has no output".to_owned()))?;
+    let lines = read_lines("rows".to_owned(), output, LINE_BYTES_MAX, LINES_WAITING)
+        .map_err(|error| failed(format!("cannot listen to rank 0: {error}")))?;
     let budget = Duration::from_secs_f64(place.seconds) + POINT_LIMIT;
     let end =
         Instant::now() + SET_UP_LIMIT + budget * u32::try_from(points.len()).unwrap_or(u32::MAX);
@@ -110,24 +114,6 @@ fn start(rank: usize, order: &[u8]) -> std::io::Result<Child> {
         return Err(error);
     }
     Ok(child)
-}
-
-fn listen(output: Option<ChildStdout>) -> std::io::Result<Receiver<Vec<u8>>> {
-    let (send, receive) = sync_channel(16);
-    let read = move || {
-        let Some(output) = output else { return };
-        let mut output = BufReader::new(output);
-        loop {
-            let mut line = Vec::new();
-            match output.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-                Ok(0) | Err(_) => return,
-                Ok(_) if send.send(line).is_err() => return,
-                Ok(_) => {}
-            }
-        }
-    };
-    thread::Builder::new().name("rows".to_owned()).spawn(read)?;
-    Ok(receive)
 }
 
 /// Fails when a rank has.

@@ -1,13 +1,14 @@
 //! The agents on the hosts: starting them, asking them, and hearing when one is gone.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead as _, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::super::lines::read_lines;
 use super::lost::{beginning, end};
 use super::wire::{AGENT_SCHEMA, LINE_BYTES_MAX, Order, Said};
 
@@ -114,22 +115,10 @@ impl Agent {
         input: impl Write + Send + 'static,
         output: impl Read + Send + 'static,
     ) -> Result<Self, AgentError> {
-        let (send, lines) = sync_channel(LINES_WAITING);
-        let read = move || {
-            let mut output = BufReader::new(output);
-            loop {
-                let mut line = Vec::new();
-                match output.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-                    Ok(0) | Err(_) => return,
-                    Ok(_) if send.send(line).is_err() => return,
-                    Ok(_) => {}
-                }
-            }
-        };
-        thread::Builder::new()
-            .name(format!("agent of {host}"))
-            .spawn(read)
-            .map_err(|error| AgentError::Start { host: host.to_owned(), why: error.to_string() })?;
+        let lines =
+            read_lines(format!("agent of {host}"), output, LINE_BYTES_MAX, LINES_WAITING).map_err(
+                |error| AgentError::Start { host: host.to_owned(), why: error.to_string() },
+            )?;
         Ok(Self {
             host: host.to_owned(),
             input: Some(Box::new(input)),
