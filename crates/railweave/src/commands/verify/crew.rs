@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::super::lines::read_lines;
@@ -18,6 +18,8 @@ const LINES_WAITING: usize = 256;
 const ERRORS_BYTES_MAX: usize = 2048;
 /// How long an agent may take to end once its standard input is closed.
 const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long what it printed last may take to be read after that.
+const ERRORS_LIMIT: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// An agent is of no use any more.
@@ -76,6 +78,8 @@ pub(super) struct Agent {
     input: Option<Box<dyn Write + Send>>,
     lines: Receiver<Vec<u8>>,
     errors: Arc<Mutex<Vec<u8>>>,
+    /// The thread that keeps them.
+    keeper: Option<JoinHandle<()>>,
     child: Option<Child>,
     /// Answers by order, for orders that are waited for.
     answers: BTreeMap<u64, VecDeque<Said>>,
@@ -105,7 +109,7 @@ impl Agent {
         let spawned = thread::Builder::new()
             .name(format!("errors of {host}"))
             .spawn(move || keep_end(errors, &kept));
-        spawned.map_err(|error| failed(error.to_string()))?;
+        agent.keeper = Some(spawned.map_err(|error| failed(error.to_string()))?);
         Ok(agent)
     }
 
@@ -124,6 +128,7 @@ impl Agent {
             input: Some(Box::new(input)),
             lines,
             errors: Arc::default(),
+            keeper: None,
             child: None,
             answers: BTreeMap::new(),
             boot_id: None,
@@ -211,6 +216,13 @@ impl Agent {
     fn gone(&mut self) -> AgentError {
         self.input = None;
         let status = self.child.as_mut().and_then(|child| wait(child, END_LIMIT));
+        // Its last words are read by another thread, which a process it left behind may keep from ending.
+        let until = Instant::now() + ERRORS_LIMIT;
+        while self.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished())
+            && Instant::now() < until
+        {
+            thread::sleep(LOOK_EVERY);
+        }
         let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         let said = end(&String::from_utf8_lossy(&errors));
         let told = match (status, said.is_empty()) {
