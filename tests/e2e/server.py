@@ -17,6 +17,9 @@ import threading
 import time
 from pathlib import Path
 
+# Whoever stops a test has it take its servers down.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 BINARY = Path(os.environ.get("E2E_BINARY", TARGET / "release" / "railweave"))

@@ -16,6 +16,11 @@ use crate::topology::Topology;
 /// the core.
 const LOOKS_WITHOUT_PAUSE: u32 = 64;
 
+/// A wait longer than this is nobody's hot path: its sleeps are longer.
+const LONG_WAIT: Duration = Duration::from_millis(100);
+/// By how much.
+const LONG_WAIT_PARKS: u32 = 5;
+
 /// How a worker waits before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
@@ -23,7 +28,8 @@ pub struct Waiting {
     pub spin: Duration,
     /// How long it then yields between looks.
     pub yielding: Duration,
-    /// Longest single sleep; a limit on how late a lost wake-up could be noticed.
+    /// Longest single sleep of a wait's first tenth of a second, later five times as long; a limit on how late a lost
+    /// wake-up could be noticed.
     pub park: Duration,
 }
 
@@ -353,7 +359,7 @@ impl Fabric {
     /// Waits until `ready` answers something: looks, moves bytes, yields and sleeps in between.
     ///
     /// `ready` must come to an end by itself, by its own deadline at the latest; it is called at
-    /// least every [`Waiting::park`].
+    /// least every five times [`Waiting::park`].
     pub fn wait<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = ready() {
             return value;
@@ -409,7 +415,8 @@ impl Fabric {
                 idle_since = None;
                 continue;
             }
-            self.parker.park(ticket, self.waiting.park);
+            let parks = if idle < LONG_WAIT { 1 } else { LONG_WAIT_PARKS };
+            self.parker.park(ticket, self.waiting.park * parks);
         }
     }
 }

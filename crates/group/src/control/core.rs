@@ -92,6 +92,11 @@ impl ControlCore {
         &self.view
     }
 
+    /// Whether somebody has asked for a verdict that is not there yet.
+    pub fn is_open(&self) -> bool {
+        self.opened_at.is_some() && self.adopted.is_none()
+    }
+
     /// The verdict of this epoch, once adopted.
     pub fn verdict(&self) -> Option<&Arc<Verdict>> {
         self.adopted.as_ref()

@@ -10,14 +10,14 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::beacon::{Beacon, BeaconCell};
-use crate::control::core::{ControlCore, Output};
+use crate::control::core::{ControlCore, HEARTBEAT, Output};
 use crate::control::send_queue::SendQueue;
 use crate::control::view::{CableNames, ClusterView, LinkReport, SupervisorNote};
 use crate::control::wire::{CONTROL, Message};
 use crate::patience::Patience;
 use crate::verdict::{Proposal, Reason, Verdict};
 
-/// How often the state machine looks at the time.
+/// How often the state machine looks at the time while a verdict is being made.
 const TICK: Duration = Duration::from_millis(50);
 /// Inputs that may wait for the state machine; a reader that finds no room waits, a caller does not.
 const INPUTS: usize = 1024;
@@ -386,10 +386,11 @@ impl Worker {
             }
             let now = self.shared.origin.elapsed();
             if now >= next_tick {
-                next_tick = now + TICK;
                 let own = self.beacon.heartbeat(now);
                 let patience = self.patience.values();
-                self.shared.core().tick(now, own, &patience, &mut out);
+                let mut core = self.shared.core();
+                core.tick(now, own, &patience, &mut out);
+                next_tick = now + if core.is_open() { TICK } else { HEARTBEAT };
             }
             self.carry_out(&mut out);
         }
