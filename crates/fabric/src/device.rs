@@ -189,6 +189,12 @@ pub trait Device: Send {
     /// [`PostError::Full`] or [`PostError::Down`]; nothing was taken then.
     fn post(&mut self, peer: usize, rail: usize, write: &Write) -> Result<Posted, PostError>;
 
+    /// Most bytes that one write on this queue pair should have.
+    fn write_bytes_max(&self, peer: usize, rail: usize) -> u64 {
+        let _ = (peer, rail);
+        u64::MAX
+    }
+
     /// Moves what can be moved without blocking, and appends what happened to `events`. Answers
     /// whether anything moved.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
@@ -199,6 +205,25 @@ pub trait Device: Send {
 
     /// Takes a rail out of service; [`Event::RailDown`] follows at both ends.
     fn cut(&mut self, peer: usize, rail: usize);
+
+    /// Makes a queue pair anew for a rail that is down. Answers what the peer needs to connect to
+    /// it; none where that is not possible, now or at all.
+    ///
+    /// Each end does so once and tells the other; with what the other told it calls
+    /// [`reconnect`](Self::reconnect). Nothing but a proof may be posted before both have.
+    fn remake(&mut self, peer: usize, rail: usize) -> Option<Vec<u8>> {
+        let _ = (peer, rail);
+        None
+    }
+
+    /// Connects a queue pair that was made anew with what the peer told of its end.
+    ///
+    /// # Errors
+    /// Why not, in one line.
+    fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
+        let _ = (peer, rail, told);
+        Err("this transport makes no rail anew".to_owned())
+    }
 
     /// Flips one bit of the next frame sent to `peer`: a fault for tests. Answers false where
     /// this device has no frames.

@@ -10,6 +10,7 @@ mod error;
 mod routes;
 mod shape;
 mod ways;
+mod window;
 mod wiring;
 
 use std::collections::{BTreeMap, BTreeSet};
