@@ -18,7 +18,7 @@ use crate::region::Region;
 use crate::shm::{Handover, HandoverError, ShmDevice, ShmParker};
 use crate::tcp::{ConnectError, PeerEndpoint, TcpSetup};
 use crate::topology::Topology;
-use crate::verbs::{VerbsEnds, VerbsError, VerbsNeighbour, VerbsSettings, VerbsSetup};
+use crate::verbs::{VerbsEnd, VerbsEnds, VerbsError, VerbsNeighbour, VerbsSettings, VerbsSetup};
 
 /// What carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -366,9 +366,13 @@ fn verbs_neighbours(
     addresses: &DataAddresses,
 ) -> Result<Vec<VerbsNeighbour>, WiringError> {
     let of_peer = |peer| {
-        let own = (0..topology.rails()).map(|rail| addresses.of(peer, rail));
-        let own = own.collect::<Option<_>>().ok_or(WiringError::NoAddress { rank, peer })?;
-        Ok(VerbsNeighbour { rank: peer, own })
+        let end = |rail| {
+            let address = addresses.of(peer, rail)?;
+            Some(VerbsEnd { rail, address, forwarded: None })
+        };
+        let ends = (0..topology.rails()).map(end);
+        let ends = ends.collect::<Option<_>>().ok_or(WiringError::NoAddress { rank, peer })?;
+        Ok(VerbsNeighbour { rank: peer, ends })
     };
     topology.neighbours(rank).map(of_peer).collect()
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
 use fabric::verbs::{
-    VerbsCause, VerbsDevice, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
+    VerbsCause, VerbsDevice, VerbsEnd, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
 };
 use fabric::{
     Channel, DataAddresses, Device, EndpointSettings, Event, FIRST_VALUE, Fabric, FlagWrite,
@@ -34,8 +34,13 @@ fn address(wire: u8, end: u8) -> IpAddr {
 fn two_ranks(settings: VerbsSettings) -> (Vec<VerbsDevice>, Vec<Arc<Region>>) {
     let regions: Vec<_> = (0..2).map(|_| Arc::new(Region::private(REGION).unwrap())).collect();
     let prepare = |rank: usize| {
-        let own = [0, 2].map(|wire| address(wire, rank as u8 + 1)).to_vec();
-        let neighbours = vec![VerbsNeighbour { rank: 1 - rank, own }];
+        let end = |(rail, wire)| VerbsEnd {
+            rail,
+            address: address(wire, rank as u8 + 1),
+            forwarded: None,
+        };
+        let ends = [(0, 0), (1, 2)].map(end).to_vec();
+        let neighbours = vec![VerbsNeighbour { rank: 1 - rank, ends }];
         let region = Arc::clone(&regions[rank]);
         VerbsEnds::prepare(VerbsSetup { rank, neighbours, region, settings }).unwrap()
     };

@@ -82,6 +82,7 @@ library! {
     ibv_ack_cq_events: fn(*mut abi::Cq, c_uint);
     ibv_create_qp: fn(*mut abi::Opaque, *mut abi::QpInitAttr) -> *mut abi::Qp;
     ibv_modify_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int;
+    ibv_query_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int, *mut abi::QpInitAttr) -> c_int;
     ibv_destroy_qp: fn(*mut abi::Qp) -> c_int;
     ibv_get_async_event: fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
     ibv_ack_async_event: fn(*mut abi::AsyncEvent);

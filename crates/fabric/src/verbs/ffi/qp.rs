@@ -74,10 +74,8 @@ impl Qp {
             hint: String::new(),
         };
         let mut wanted = abi::QpInitAttr {
-            qp_context: null_mut(),
             send_cq: nic.cq.as_ptr(),
             recv_cq: nic.cq.as_ptr(),
-            srq: null_mut(),
             cap: abi::QpCap {
                 max_send_wr: sends,
                 max_recv_wr: receives,
@@ -85,8 +83,7 @@ impl Qp {
                 max_recv_sge: 1,
                 max_inline_data: INLINE_BYTES_MAX as u32,
             },
-            qp_type: abi::QPT_RC,
-            sq_sig_all: 0,
+            ..empty_init()
         };
         // SAFETY: domain and queue belong to the device, which the value made here keeps open.
         let made = unsafe { (nic.library.ibv_create_qp)(nic.pd.as_ptr(), &raw mut wanted) };
@@ -118,6 +115,22 @@ impl Qp {
         answered(unsafe {
             (self.nic.library.ibv_modify_qp)(self.qp.as_ptr(), &raw mut attributes, mask)
         })
+    }
+
+    /// The attributes that `mask` names, as the device has them.
+    pub(in crate::verbs) fn query(&self, mask: c_int) -> io::Result<abi::QpAttr> {
+        let mut attributes = abi::QpAttr::default();
+        let mut first = empty_init();
+        // SAFETY: the queue pair lives, and both structures are whole for the call to fill.
+        answered(unsafe {
+            (self.nic.library.ibv_query_qp)(
+                self.qp.as_ptr(),
+                &raw mut attributes,
+                mask,
+                &raw mut first,
+            )
+        })?;
+        Ok(attributes)
     }
 
     /// Ends all work: what is outstanding completes with an error, and nothing lands any more.
@@ -212,5 +225,17 @@ impl Qp {
             left -= batch;
         }
         Ok(())
+    }
+}
+
+fn empty_init() -> abi::QpInitAttr {
+    abi::QpInitAttr {
+        qp_context: null_mut(),
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        cap: abi::QpCap::default(),
+        qp_type: abi::QPT_RC,
+        sq_sig_all: 0,
     }
 }
