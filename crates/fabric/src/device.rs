@@ -189,6 +189,13 @@ pub trait Device: Send {
     /// [`PostError::Full`] or [`PostError::Down`]; nothing was taken then.
     fn post(&mut self, peer: usize, rail: usize, write: &Write) -> Result<Posted, PostError>;
 
+    /// The largest write that should be posted on a queue pair, in bytes: a longer one is taken,
+    /// and holds up others.
+    fn write_bytes_max(&self, peer: usize, rail: usize) -> u64 {
+        let _ = (peer, rail);
+        u64::MAX
+    }
+
     /// Moves what can be moved without blocking, and appends what happened to `events`. Answers
     /// whether anything moved.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;

@@ -8,12 +8,13 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::abi::PORT_ACTIVE;
+use super::abi::{PORT_ACTIVE, PortAttr};
 use super::device::VerbsDevice;
 use super::error::{VerbsError, state_hint};
-use super::ffi::{Nic, Qp, Remote};
+use super::ffi::{self, Kernel};
 use super::gid::{self, Gid};
 use super::parker::VerbsParker;
+use super::provider::{Nic, Provider, Qp, Remote};
 use super::queue_pair::{self, Pair, RECEIVE_QUEUE, SEND_QUEUE};
 use super::raise::{self, NotRaised, Raise};
 use super::settings::VerbsSettings;
@@ -71,18 +72,19 @@ struct End {
     forwarded: Option<Forwarded>,
     nic: usize,
     gid: Gid,
-    qp: Qp,
+    qp: Box<dyn Qp>,
     told: Told,
 }
 
 /// This rank's queue pairs, not connected.
 pub struct VerbsEnds {
     rank: usize,
+    provider: Arc<dyn Provider>,
     region: Arc<Region>,
     settings: VerbsSettings,
     // Queue pairs go before the devices they are on.
     ends: Vec<End>,
-    nics: Vec<Arc<Nic>>,
+    nics: Vec<Arc<dyn Nic>>,
 }
 
 impl std::fmt::Debug for VerbsEnds {
@@ -101,10 +103,18 @@ impl VerbsEnds {
     /// # Errors
     /// No libibverbs, no device with an address, or what a device refuses.
     pub fn prepare(setup: VerbsSetup) -> Result<Self, VerbsError> {
+        Self::prepare_on(setup, Arc::new(Kernel))
+    }
+
+    /// The same, with devices of another kind.
+    pub(super) fn prepare_on(
+        setup: VerbsSetup,
+        provider: Arc<dyn Provider>,
+    ) -> Result<Self, VerbsError> {
         let VerbsSetup { rank, neighbours, region, settings } = setup;
         settings.check()?;
         let mut places = Vec::new();
-        let gids = gid::Table::read()?;
+        let gids = provider.gids()?;
         for neighbour in &neighbours {
             for end in &neighbour.ends {
                 places.push((neighbour.rank, end, gids.find(end.address)?));
@@ -117,8 +127,8 @@ impl VerbsEnds {
         let mut nics = Vec::new();
         for ((device, port), count) in &counts {
             let completions = count * (SEND_QUEUE + RECEIVE_QUEUE);
-            let nic = Nic::open(device, *port, Arc::clone(&region), completions)?;
-            let state = nic.attributes().state;
+            let nic = provider.open(device, *port, &region, completions)?;
+            let state = attributes(&*nic)?.state;
             if state != PORT_ACTIVE {
                 return Err(VerbsError::PortInactive {
                     device: device.clone(),
@@ -126,7 +136,7 @@ impl VerbsEnds {
                     state,
                 });
             }
-            nics.push(Arc::new(nic));
+            nics.push(nic);
         }
         let mut ends = Vec::new();
         for (peer, end, gid) in places {
@@ -137,11 +147,11 @@ impl VerbsEnds {
                 return Err(VerbsError::NoDevices { source: None });
             };
             let agreed = Agreed::new(region.len(), &settings, end.forwarded.as_ref());
-            let (qp, told) = make_end(ends.len(), nic, &gid, agreed)?;
+            let (qp, told) = make_end(&*provider, ends.len(), nic, &gid, agreed)?;
             let (rail, forwarded) = (end.rail, end.forwarded);
             ends.push(End { peer, rail, forwarded, nic: index, gid, qp, told });
         }
-        Ok(Self { rank, region, settings, ends, nics })
+        Ok(Self { rank, provider, region, settings, ends, nics })
     }
 
     /// What the neighbours need to connect to this rank. It is for members of the group only:
@@ -156,7 +166,7 @@ impl VerbsEnds {
     /// # Errors
     /// The first end that does not fit or that the device refuses.
     pub fn connect(self, blobs: &[Vec<u8>]) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
-        let Self { rank, region, settings, ends, nics } = self;
+        let Self { rank, provider, region, settings, ends, nics } = self;
         let mut pairs = Vec::with_capacity(ends.len());
         for (index, mut end) in ends.into_iter().enumerate() {
             let (peer, rail) = (end.peer, end.rail);
@@ -183,7 +193,7 @@ impl VerbsEnds {
                 index,
             };
             let device = end.told.device.clone();
-            raise::raise(&mut end.qp, &with).map_err(|not| match not {
+            raise::raise(&mut *end.qp, &with).map_err(|not| match not {
                 NotRaised::State { state, source } => VerbsError::QueuePair {
                     rank,
                     peer,
@@ -200,33 +210,46 @@ impl VerbsEnds {
             })?;
             let remote =
                 Remote { address: told.address, key: told.key, bytes: told.agreed.bytes() };
-            let most = nics.get(end.nic).map_or(0, |nic| nic.attributes().max_msg_sz);
-            pairs.push(Pair::new(index, (peer, rail, end.nic), end.qp, remote, most));
+            let most = match nics.get(end.nic) {
+                Some(nic) => attributes(&**nic)?.max_msg_sz,
+                None => 0,
+            };
+            let window = end.forwarded.map(|it| it.window_bytes);
+            pairs.push(Pair::new(index, (peer, rail, end.nic), end.qp, remote, most, window));
         }
         let parker =
             VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
         let parker = Arc::new(parker);
-        let device = VerbsDevice::new(rank, region, settings, nics, pairs, Arc::clone(&parker));
+        let device =
+            VerbsDevice::new(rank, provider, region, settings, nics, pairs, Arc::clone(&parker));
         Ok((device, parker))
     }
 }
 
+fn attributes(nic: &dyn Nic) -> Result<PortAttr, VerbsError> {
+    nic.attributes().map_err(|source| VerbsError::Device {
+        device: nic.name().to_owned(),
+        what: "query its port",
+        source,
+        hint: String::new(),
+    })
+}
+
 /// Makes a queue pair, which can receive once it is connected, and what is told about it.
 fn make_end(
+    provider: &dyn Provider,
     index: usize,
-    nic: &Arc<Nic>,
+    nic: &Arc<dyn Nic>,
     gid: &Gid,
     agreed: Agreed,
-) -> Result<(Qp, Told), VerbsError> {
+) -> Result<(Box<dyn Qp>, Told), VerbsError> {
     let failed = |what| {
         let device = nic.name().to_owned();
         move |source| VerbsError::Device { device, what, source, hint: String::new() }
     };
-    let mut random = [0; 4];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| failed("get random bytes")(errno.into()))?;
+    let random = provider.random().map_err(failed("get random bytes"))?;
     let mut qp = queue_pair::make(nic)?;
-    raise::initialise(&mut qp, nic.port(), index).map_err(failed("initialise a queue pair"))?;
+    raise::initialise(&mut *qp, nic.port(), index).map_err(failed("initialise a queue pair"))?;
     let (address, key) = nic
         .remote_access()
         .map_err(|outside| failed("find the region")(io::Error::other(outside)))?;
@@ -234,8 +257,8 @@ fn make_end(
         device: nic.name().to_owned(),
         gid: gid.value,
         number: qp.number(),
-        psn: u32::from_ne_bytes(random) & PSN_MASK,
-        mtu: nic.attributes().active_mtu.clamp(1, 5),
+        psn: random & PSN_MASK,
+        mtu: attributes(&**nic)?.active_mtu.clamp(1, 5),
         key,
         address,
         agreed,
@@ -248,7 +271,7 @@ fn make_end(
 /// # Errors
 /// Why not, in one line.
 pub fn available(addresses: impl IntoIterator<Item = IpAddr>) -> Result<(), VerbsError> {
-    if super::ffi::device_names()?.is_empty() {
+    if ffi::device_names()?.is_empty() {
         return Err(VerbsError::NoDevices { source: None });
     }
     let gids = gid::Table::read()?;

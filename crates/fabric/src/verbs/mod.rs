@@ -40,6 +40,7 @@ mod error;
 mod ffi;
 mod gid;
 mod parker;
+mod provider;
 mod queue_pair;
 mod raise;
 mod settings;

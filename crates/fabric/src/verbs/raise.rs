@@ -8,8 +8,9 @@ use super::abi::{
     ACCESS_REMOTE_WRITE, AhAttr, GlobalRoute, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QpAttr, mask,
 };
 use super::connect::Forwarded;
-use super::ffi::Qp;
+
 use super::gid::Gid;
+use super::provider::Qp;
 use super::queue_pair;
 use super::settings::VerbsSettings;
 use super::told::Told;
@@ -41,7 +42,7 @@ pub(super) enum NotRaised {
 }
 
 /// Brings a new queue pair to init and fills its receive queue.
-pub(super) fn initialise(qp: &mut Qp, port: u8, index: usize) -> io::Result<()> {
+pub(super) fn initialise(qp: &mut dyn Qp, port: u8, index: usize) -> io::Result<()> {
     let init = QpAttr {
         qp_state: QPS_INIT,
         port_num: port,
@@ -54,7 +55,7 @@ pub(super) fn initialise(qp: &mut Qp, port: u8, index: usize) -> io::Result<()> 
 
 /// Brings a queue pair from init to ready: to receive, then to send. Between them its source port
 /// is checked, before its first packet.
-pub(super) fn raise(qp: &mut Qp, with: &Raise<'_>) -> Result<(), NotRaised> {
+pub(super) fn raise(qp: &mut dyn Qp, with: &Raise<'_>) -> Result<(), NotRaised> {
     let refused = |state| move |source| NotRaised::State { state, source };
     let mut label = with.forwarded.map_or(with.settings.flow_label, |it| it.flow_label);
     for tried in 1.. {
@@ -83,12 +84,12 @@ pub(super) fn raise(qp: &mut Qp, with: &Raise<'_>) -> Result<(), NotRaised> {
 
 /// The UDP source port of the queue pair's packets. It follows from the label that the device
 /// says it uses, or was given if it does not say.
-fn port_of(qp: &Qp, given: u32, peer_number: u32) -> u16 {
+fn port_of(qp: &dyn Qp, given: u32, peer_number: u32) -> u16 {
     let used = qp.query(mask::AV).map(|attributes| attributes.ah_attr.grh.flow_label);
     queue_pair_port(used.unwrap_or(given), qp.number(), peer_number)
 }
 
-fn to_receive(qp: &mut Qp, label: u32, with: &Raise<'_>) -> io::Result<()> {
+fn to_receive(qp: &mut dyn Qp, label: u32, with: &Raise<'_>) -> io::Result<()> {
     let Raise { gid, own, peer, settings, .. } = with;
     let octets = peer.gid.octets();
     let half = |start: usize| {
@@ -127,7 +128,7 @@ fn to_receive(qp: &mut Qp, label: u32, with: &Raise<'_>) -> io::Result<()> {
     qp.modify(&receive, receive_mask)
 }
 
-fn to_send(qp: &mut Qp, with: &Raise<'_>) -> io::Result<()> {
+fn to_send(qp: &mut dyn Qp, with: &Raise<'_>) -> io::Result<()> {
     let settings = with.settings;
     let send = QpAttr {
         qp_state: QPS_RTS,
