@@ -9,7 +9,7 @@ use fabric::auth::Token;
 use fabric::shm::ShmDevice;
 use fabric::sim::{Bug, Fault, SimSettings, World};
 use fabric::tcp::{PeerEndpoint, TcpSetup, connect};
-use fabric::verbs::{VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup};
+use fabric::verbs::{VerbsEnd, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup};
 use fabric::{Device, Region, Topology};
 
 /// What a case asks for.
@@ -281,7 +281,13 @@ impl Bed for VerbsBed {
             regions.push(Arc::clone(&region));
             let neighbour = |peer| VerbsNeighbour {
                 rank: peer,
-                own: (0..topology.rails()).map(|rail| Self::address(rank, peer, rail)).collect(),
+                ends: (0..topology.rails())
+                    .map(|rail| VerbsEnd {
+                        rail,
+                        address: Self::address(rank, peer, rail),
+                        forwarded: None,
+                    })
+                    .collect(),
             };
             let setup = VerbsSetup {
                 rank,
