@@ -208,6 +208,7 @@ impl VerbsEnds {
                 peer: &told,
                 settings: &settings,
                 forwarded: end.forwarded.as_ref(),
+                plant: provider.plant(),
                 index,
             };
             let device = end.told.device.clone();
@@ -237,7 +238,9 @@ impl VerbsEnds {
                 None => 0,
             };
             let window = end.forwarded.map(|it| it.window_bytes);
-            pairs.push(Pair::new(index, (peer, rail, end.nic), end.qp, remote, most, window));
+            let mut pair = Pair::new(index, (peer, rail, end.nic), end.qp, remote, most, window);
+            pair.plant = provider.plant();
+            pairs.push(pair);
         }
         let parker =
             VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
 use super::error::{Notice, VerbsCause};
 use super::parker::VerbsParker;
-use super::provider::{Nic, Provider};
+use super::provider::{Nic, Plant, Provider};
 use super::queue_pair::{Pair, Refused, State};
 use super::settings::VerbsSettings;
 use super::word::{Kind, Word, widened};
@@ -136,7 +136,7 @@ impl VerbsDevice {
             Kind::Part => {}
             Kind::Tell => pair.was_told(),
             Kind::Write => {
-                if pair.written(now) {
+                if pair.written(now) && pair.plant != Some(Plant::EarlyDone) {
                     let (peer, rail) = (pair.peer, pair.rail);
                     self.events.push(Event::Done { peer, rail });
                 }
@@ -344,7 +344,12 @@ impl Device for VerbsDevice {
             return Ok(Posted::Done);
         }
         match pair.post(write, &self.region, now) {
-            Ok(()) => Ok(Posted::Pending),
+            Ok(()) => {
+                if pair.plant == Some(Plant::EarlyDone) {
+                    self.events.push(Event::Done { peer, rail });
+                }
+                Ok(Posted::Pending)
+            }
             Err(refused) => {
                 let error = PostError::from(&refused);
                 if let Refused::Device(source) = refused {

@@ -36,6 +36,8 @@
 mod abi;
 mod connect;
 mod device;
+#[cfg(any(test, feature = "testing"))]
+pub mod double;
 mod error;
 mod ffi;
 mod gid;

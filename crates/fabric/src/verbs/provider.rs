@@ -42,6 +42,23 @@ pub(super) trait Provider: Send + Sync {
 
     /// Lets others go on for a moment.
     fn pause(&self);
+
+    /// A fault that the transport must commit, for tests of what finds it.
+    fn plant(&self) -> Option<Plant> {
+        None
+    }
+}
+
+/// A fault of the transport itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "nobody plants it"))]
+pub(super) enum Plant {
+    /// A write is called done when it is posted.
+    EarlyDone,
+    /// A rail is called down while its queue pair works on.
+    NoDrain,
+    /// The source port is not looked at.
+    NoPortCheck,
 }
 
 /// An opened device with one region registered, and its completion queue.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::abi::Wc;
 use super::error::{VerbsCause, VerbsFault};
-use super::provider::{Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Qp, Remote, Request};
+use super::provider::{
+    Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Qp, Remote, Request,
+};
 use super::word::{Kind, Word};
 use crate::device::{HEAD_BYTES_MAX, PostError, RailFault, Span, Write};
 use crate::region::Region;
@@ -106,6 +108,8 @@ pub(super) struct Pair {
     pub(super) peer_saw: Option<u32>,
     /// The rail on which the peer was told that this end is down.
     pub(super) told_on: Option<usize>,
+    /// A fault to commit, for tests.
+    pub(super) plant: Option<Plant>,
 }
 
 impl Pair {
@@ -139,6 +143,7 @@ impl Pair {
             told: 0,
             peer_saw: None,
             told_on: None,
+            plant: None,
         }
     }
 
@@ -342,6 +347,10 @@ impl Pair {
     }
 
     fn end(&mut self, fault: RailFault, now: Instant) {
+        if self.plant == Some(Plant::NoDrain) {
+            self.state = State::Destroyed { fault };
+            return;
+        }
         let ended = self.qp.as_mut().is_none_or(|qp| qp.fail().is_ok());
         // A queue pair that cannot be put into error is destroyed at once.
         let until = if ended { now + DRAIN_LIMIT } else { now };
