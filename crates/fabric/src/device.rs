@@ -132,6 +132,8 @@ pub enum PostError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RailFault {
+    /// There never was a working queue pair: why.
+    Absent(String),
     /// A frame failed a check: which one, and what was found.
     BadFrame(String),
     /// Somebody cut it on purpose.
@@ -149,6 +151,7 @@ pub enum RailFault {
 impl fmt::Display for RailFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Absent(why) => f.write_str(why),
             Self::BadFrame(what) => write!(f, "a bad frame arrived: {what}"),
             Self::Cut => f.write_str("it was cut"),
             Self::Io(what) => write!(f, "the system reported: {what}"),
@@ -189,7 +192,8 @@ pub trait Device: Send {
     /// [`PostError::Full`] or [`PostError::Down`]; nothing was taken then.
     fn post(&mut self, peer: usize, rail: usize, write: &Write) -> Result<Posted, PostError>;
 
-    /// Most bytes that one write on this queue pair should have.
+    /// The largest write that should be posted on a queue pair, in bytes: a longer one is taken,
+    /// and holds up others.
     fn write_bytes_max(&self, peer: usize, rail: usize) -> u64 {
         let _ = (peer, rail);
         u64::MAX

@@ -17,7 +17,7 @@ pub struct Unproven {
     /// The rail.
     pub rail: usize,
     /// What was missing or wrong.
-    pub why: &'static str,
+    pub why: String,
 }
 
 /// A proof under way: random bytes go over a rail, come back, and are compared. Both ends do so
@@ -60,7 +60,12 @@ impl Fabric {
                 probes.push(self.probe(peer, rail, epoch, 0)?);
             }
         }
-        while probes.iter().any(|probe| probe.why.is_some()) && Instant::now() < deadline {
+        let fault = |probe: &Probe| {
+            self.look_at_endpoint(|endpoint| endpoint.rail_fault(probe.peer, probe.rail).cloned())
+        };
+        // A rail that is down proves nothing any more, so nobody waits for it.
+        let open = |probe: &Probe| probe.why.is_some() && fault(probe).is_none();
+        while probes.iter().any(open) && Instant::now() < deadline {
             self.poll();
             for probe in &mut probes {
                 self.advance(probe)?;
@@ -70,7 +75,9 @@ impl Fabric {
         let failed: Vec<Unproven> = probes
             .iter()
             .filter_map(|probe| {
-                Some(Unproven { peer: probe.peer, rail: probe.rail, why: probe.why? })
+                let missing = probe.why?;
+                let why = fault(probe).map_or(missing.to_owned(), |fault| fault.to_string());
+                Some(Unproven { peer: probe.peer, rail: probe.rail, why })
             })
             .collect();
         for rail in &failed {

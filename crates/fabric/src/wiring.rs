@@ -161,16 +161,13 @@ pub enum WiringError {
 }
 
 impl WiringError {
-    /// The peer whose path is to blame, if it is one, and the rail of it, if it is one.
-    pub fn broken_rail(&self) -> Option<(usize, Option<usize>)> {
+    /// The neighbour whose cable is to blame, if it is one.
+    pub fn broken_peer(&self) -> Option<usize> {
         match self {
             Self::Handover(HandoverError::Peer { peer, .. })
             | Self::Connect(
                 ConnectError::Missing { peer, .. } | ConnectError::Refused { peer, .. },
-            ) => Some((*peer, None)),
-            Self::Verbs { source, .. } => {
-                source.broken_rail().map(|(peer, rail)| (peer, Some(rail)))
-            }
+            ) => Some(*peer),
             _ => None,
         }
     }

@@ -2,7 +2,6 @@
 //! which names its faults and has a ring of four cables between the devices of one machine.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::process::Command;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
 use fabric::verbs::{
-    VerbsCause, VerbsDevice, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
+    VerbsCause, VerbsDevice, VerbsEnd, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
 };
 use fabric::{
     Channel, DataAddresses, Device, EndpointSettings, Event, FIRST_VALUE, Fabric, FlagWrite,
@@ -34,8 +33,13 @@ fn address(wire: u8, end: u8) -> IpAddr {
 fn two_ranks(settings: VerbsSettings) -> (Vec<VerbsDevice>, Vec<Arc<Region>>) {
     let regions: Vec<_> = (0..2).map(|_| Arc::new(Region::private(REGION).unwrap())).collect();
     let prepare = |rank: usize| {
-        let own = [0, 2].map(|wire| address(wire, rank as u8 + 1)).to_vec();
-        let neighbours = vec![VerbsNeighbour { rank: 1 - rank, own }];
+        let end = |(rail, wire)| VerbsEnd {
+            rail,
+            address: address(wire, rank as u8 + 1),
+            forwarded: None,
+        };
+        let ends = [(0, 0), (1, 2)].map(end).to_vec();
+        let neighbours = vec![VerbsNeighbour { rank: 1 - rank, ends }];
         let region = Arc::clone(&regions[rank]);
         VerbsEnds::prepare(VerbsSetup { rank, neighbours, region, settings }).unwrap()
     };
@@ -182,7 +186,7 @@ fn settings(end: u8) -> WiringSettings {
         },
         addresses: DataAddresses {
             any: [0, 1].map(|wire| address(wire, end)).to_vec(),
-            towards: BTreeMap::new(),
+            ..DataAddresses::default()
         },
         verbs: VerbsSettings::default(),
         token: Token::new("of the lab").unwrap(),

@@ -353,9 +353,9 @@ impl Member {
             let fabric = match wiring.connect(joined.epoch, &blobs, limit) {
                 Ok(fabric) => Some(fabric),
                 Err(error) => {
-                    let Some((peer, rail)) = error.broken_rail() else { return Err(error.into()) };
-                    tracing::warn!(%error, "a path does not connect");
-                    paths.broke(peer, rail, &error.to_string());
+                    let Some(peer) = error.broken_peer() else { return Err(error.into()) };
+                    tracing::warn!(%error, "a cable does not connect");
+                    paths.cut(Cable::between(rank, peer));
                     None
                 }
             };
@@ -405,17 +405,20 @@ impl Member {
             hits.packets = hits.packets.map(|now| now.saturating_sub(earlier));
         }
         for rail in failed {
-            tracing::warn!(rail.peer, rail.rail, rail.why, "a rail failed its proof");
+            let (peer, number, why) = (rail.peer, rail.rail, &rail.why);
+            tracing::warn!(peer, rail = number, why, "a rail failed its proof");
             let neighbours = fabric.topology().are_neighbours(options.rank, rail.peer);
             // A cable works as long as one of its rails does.
             let works = fabric.with_endpoint(|endpoint| endpoint.working_rails(rail.peer)) > 0;
-            if !neighbours || !works {
-                paths.broke(rail.peer, Some(rail.rail), rail.why);
+            match (neighbours, works) {
+                (true, true) => {}
+                (true, false) => paths.cut(Cable::between(options.rank, rail.peer)),
+                (false, _) => paths.failed(rail.peer, rail.rail, &rail.why),
             }
         }
         for peer in fabric.topology().neighbours(options.rank) {
             if fabric.with_endpoint(|endpoint| endpoint.working_rails(peer)) == 0 {
-                paths.broke(peer, None, "no rail works");
+                paths.cut(Cable::between(options.rank, peer));
             }
         }
         Ok(after)
@@ -426,13 +429,13 @@ impl Member {
         for cable in paths.cables() {
             tracing::warn!(%cable, "a cable is out of use; its ranks are relayed");
         }
-        for (_, why) in paths.failed() {
+        for (_, why) in paths.unproven() {
             tracing::warn!("{why}");
         }
         for rail in paths.demoted() {
             tracing::warn!("{rail} stay relayed until `railweave verify --again` has proven them");
         }
-        let failed = paths.failed().map(|(_, why)| why.clone());
+        let failed = paths.unproven().map(|(_, why)| why.clone());
         let demoted = paths.demoted().map(|rail| format!("{rail} failed in an earlier epoch"));
         let lost: Vec<_> = failed.chain(demoted).collect();
         if self.options.forward_required && !lost.is_empty() {

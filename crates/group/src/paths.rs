@@ -127,7 +127,7 @@ impl Paths {
     }
 
     /// The forwarded rails that failed in this epoch, and what was seen.
-    pub(crate) fn failed(&self) -> impl Iterator<Item = (&DistantRail, &String)> {
+    pub(crate) fn unproven(&self) -> impl Iterator<Item = (&DistantRail, &String)> {
         self.failed.iter()
     }
 
@@ -136,22 +136,10 @@ impl Paths {
         self.demoted.iter().filter(|rail| !self.failed.contains_key(rail))
     }
 
-    /// No bytes get to this rank's peer: over a cable, or over a forwarded rail.
-    pub(crate) fn broke(&mut self, peer: usize, rail: Option<usize>, why: &str) {
-        let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-        if self.planned.are_neighbours(low, high) {
-            self.own.broken.push((low, high));
-        } else if let Some(rail) = rail {
-            self.own.failed.push(((low, high, rail), why.chars().take(WHY_CHARS_MAX).collect()));
-        } else {
-            for (of, _) in
-                self.planned.forwarded().filter(|(of, _)| (of.low, of.high) == (low, high))
-            {
-                self.own
-                    .failed
-                    .push(((low, high, of.rail), why.chars().take(WHY_CHARS_MAX).collect()));
-            }
-        }
+    /// A forwarded rail to a rank failed its proof.
+    pub(crate) fn failed(&mut self, peer: usize, rail: usize, why: &str) {
+        let ends = (self.rank.min(peer), self.rank.max(peer), rail);
+        self.own.failed.push((ends, why.chars().take(WHY_CHARS_MAX).collect()));
     }
 
     /// A cable is not to be used.

@@ -45,7 +45,7 @@ impl Ranks {
     }
 
     fn story(&self) -> String {
-        self.0[3].failed().map(|(_, why)| why.clone()).collect::<Vec<_>>().join("\n")
+        self.0[3].unproven().map(|(_, why)| why.clone()).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -67,7 +67,7 @@ fn hits(from: usize, to: usize, packets: Option<u64>) -> RuleHits {
 fn a_rail_that_failed_on_one_rank_is_relayed_by_all_and_the_others_stay() {
     let mut ranks = Ranks::new(&demotions());
     assert!(!ranks.round(none));
-    ranks.0[2].broke(0, Some(1), "no bytes arrived");
+    ranks.0[2].failed(0, 1, "no bytes arrived");
     assert!(ranks.round(none));
     let topology = ranks.0[1].topology().unwrap();
     assert_eq!(topology.link_rails(0, 2), [0]);
@@ -103,14 +103,14 @@ fn the_rules_between_tell_who_did_not_tag() {
         ),
     ] {
         let mut ranks = Ranks::new(&demotions());
-        ranks.0[0].broke(2, Some(1), "no bytes arrived");
+        ranks.0[0].failed(2, 1, "no bytes arrived");
         ranks.round(
             |rank| if rank == 3 { vec![hits(0, 2, there), hits(2, 0, back)] } else { Vec::new() },
         );
         assert_eq!(ranks.story(), expected);
     }
     let mut ranks = Ranks::new(&demotions());
-    ranks.0[0].broke(2, Some(1), "no bytes arrived");
+    ranks.0[0].failed(2, 1, "no bytes arrived");
     ranks.round(none);
     assert!(ranks.story().contains("not measured"), "{}", ranks.story());
 }
@@ -119,7 +119,7 @@ fn the_rules_between_tell_who_did_not_tag() {
 fn a_demoted_rail_stays_relayed_until_it_is_promoted_anywhere() {
     let lasting = demotions();
     let mut ranks = Ranks::new(&lasting);
-    ranks.0[0].broke(2, Some(1), "no bytes arrived");
+    ranks.0[0].failed(2, 1, "no bytes arrived");
     ranks.round(none);
 
     // A rank that was started anew knows nothing, and learns it.
@@ -142,7 +142,7 @@ fn a_demoted_rail_stays_relayed_until_it_is_promoted_anywhere() {
 #[test]
 fn a_cable_takes_its_forwarded_rails_with_it() {
     let mut ranks = Ranks::new(&demotions());
-    ranks.0[0].broke(3, None, "no bytes arrived");
+    ranks.0[0].cut(Cable::between(0, 3));
     assert!(ranks.round(none));
     let topology = ranks.0[0].topology().unwrap();
     assert_eq!(topology.link_rails(0, 2), [0]);

@@ -1,6 +1,5 @@
 //! Where a rank sits in the machine room: what the cluster file and its plan say of this host.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -247,7 +246,7 @@ impl Placement {
                         let forwarded = Forwarded {
                             flow_label: rail.tag.as_ref().map_or(0, |tag| tag.flow_label),
                             source_port: rail.tag.as_ref().and_then(|tag| tag.source_port),
-                            window_bytes: self.plan.forward_window_bytes(rail),
+                            window_bytes: self.plan.forward_window_bytes(path, number),
                         };
                         let address = self.address(path, rail)?;
                         addresses.forwarded.insert((path.to, number), (address, forwarded));
@@ -315,7 +314,7 @@ mod tests {
         let place = Placement::read(&fixture(), "spark1", None).unwrap();
         assert_eq!((place.rank(), place.ranks(), place.host()), (1, 4, "spark1"));
         assert_eq!(place.master().unwrap(), "192.168.1.10:29400");
-        let ways = "0-1-2 0-3-2 1-0-3 1-2-3";
+        let ways = "0>1>2 0>3>2 1>2>3 1>0>3";
         assert_eq!(place.topology().unwrap().to_string(), format!("0-1 0-3 1-2 2-3 {ways}"));
         assert_eq!(place.topology().unwrap().rails(), 2);
         let addresses = place.data_addresses().unwrap().towards;
@@ -357,7 +356,7 @@ mod tests {
     fn forwarded_paths_have_addresses_labels_and_windows() {
         let place = Placement::read(&fixture(), "spark0", Some(Forward::Required)).unwrap();
         let topology = place.topology().unwrap();
-        assert_eq!(topology.to_string(), "0-1 0-3 1-2 2-3 0>1>2 0>3>2 1>0>3 1>2>3");
+        assert_eq!(topology.to_string(), "0-1 0-3 1-2 2-3 0>1>2 0>3>2 1>2>3 1>0>3");
         let forwarded = place.data_addresses().unwrap().forwarded;
         let rails: Vec<_> = forwarded
             .iter()

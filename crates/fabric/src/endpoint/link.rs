@@ -223,6 +223,10 @@ impl Link {
         self.rails.iter().filter(|rail| rail.works()).count()
     }
 
+    pub(super) fn fault(&self, rail: usize) -> Option<&RailFault> {
+        self.rails.get(rail)?.fault.as_ref()
+    }
+
     pub(super) fn is_down(&self) -> bool {
         !self.rails.iter().any(Rail::works)
     }

@@ -360,6 +360,11 @@ impl Endpoint {
         self.links.get(peer).and_then(Option::as_ref).map_or(0, Link::working_rails)
     }
 
+    /// Why a rail is down; none while it works.
+    pub fn rail_fault(&self, peer: usize, rail: usize) -> Option<&RailFault> {
+        self.links.get(peer).and_then(Option::as_ref).and_then(|link| link.fault(rail))
+    }
+
     /// Moves whatever can be moved, and answers whether anything was.
     pub fn progress(&mut self) -> bool {
         let mut moved = false;

@@ -263,6 +263,7 @@ pub(super) const SEND_INLINE: c_uint = 1 << 3;
 pub(super) const WC_RECV_RDMA_WITH_IMM: c_uint = (1 << 7) + 1;
 
 /// States of a queue pair.
+pub(super) const QPS_RESET: c_uint = 0;
 pub(super) const QPS_INIT: c_uint = 1;
 pub(super) const QPS_RTR: c_uint = 2;
 pub(super) const QPS_RTS: c_uint = 3;

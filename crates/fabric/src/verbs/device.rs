@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
 use super::error::{Notice, VerbsCause};
-use super::ffi::Nic;
 use super::parker::VerbsParker;
+use super::provider::{Nic, Plant, Provider};
 use super::queue_pair::{Pair, Refused, State};
 use super::settings::VerbsSettings;
 use super::word::{Kind, Word, widened};
@@ -28,7 +28,7 @@ const FAREWELL_LIMIT: Duration = Duration::from_millis(200);
 
 /// An opened device, and since when its port has been down.
 struct Port {
-    nic: Arc<Nic>,
+    nic: Arc<dyn Nic>,
     down: bool,
     gone: bool,
 }
@@ -36,6 +36,7 @@ struct Port {
 /// One rank's queue pairs over RDMA.
 pub struct VerbsDevice {
     rank: usize,
+    provider: Arc<dyn Provider>,
     region: Arc<Region>,
     settings: VerbsSettings,
     // Queue pairs go before the devices they are on.
@@ -62,15 +63,18 @@ impl VerbsDevice {
     /// A device over connected queue pairs, whose indices are their places.
     pub(super) fn new(
         rank: usize,
+        provider: Arc<dyn Provider>,
         region: Arc<Region>,
         settings: VerbsSettings,
-        nics: Vec<Arc<Nic>>,
+        nics: Vec<Arc<dyn Nic>>,
         pairs: Vec<Pair>,
         parker: Arc<VerbsParker>,
     ) -> Self {
         let ports = nics.into_iter().map(|nic| Port { nic, down: false, gone: false }).collect();
         Self {
+            tended: provider.now(),
             rank,
+            provider,
             region,
             settings,
             pairs,
@@ -78,9 +82,17 @@ impl VerbsDevice {
             events: Vec::new(),
             parker,
             looks: 0,
-            tended: Instant::now(),
             ailing: false,
         }
+    }
+
+    /// Rails that have no queue pair, and why.
+    pub(super) fn are_down(&mut self, rails: Vec<(usize, usize, String)>) {
+        self.events.extend(rails.into_iter().map(|(peer, rail, why)| Event::RailDown {
+            peer,
+            rail,
+            fault: RailFault::Absent(why),
+        }));
     }
 
     fn find(&self, peer: usize, rail: usize) -> Option<usize> {
@@ -95,16 +107,17 @@ impl VerbsDevice {
                 let mut room = [Wc::default(); BATCH];
                 match self.ports[port].nic.poll(&mut room) {
                     Ok(count) => {
-                        any |= count > 0;
-                        for wc in &room[..count] {
-                            self.complete(wc);
+                        if count > 0 {
+                            any = true;
+                            let now = self.provider.now();
+                            room[..count].iter().for_each(|wc| self.complete(wc, now));
                         }
                         if count < BATCH {
                             break;
                         }
                     }
                     Err(_) => {
-                        self.lose(port);
+                        self.lose(port, self.provider.now());
                         break;
                     }
                 }
@@ -113,17 +126,17 @@ impl VerbsDevice {
         any
     }
 
-    fn complete(&mut self, wc: &Wc) {
+    fn complete(&mut self, wc: &Wc, now: Instant) {
         let (index, kind) = Kind::of(wc.wr_id);
         if wc.status != 0 {
-            return self.failed(index, kind, wc);
+            return self.failed(index, kind, wc, now);
         }
         let Some(pair) = self.pairs.get_mut(index) else { return };
         match kind {
             Kind::Part => {}
             Kind::Tell => pair.was_told(),
             Kind::Write => {
-                if pair.written() {
+                if pair.written(now) && pair.plant != Some(Plant::EarlyDone) {
                     let (peer, rail) = (pair.peer, pair.rail);
                     self.events.push(Event::Done { peer, rail });
                 }
@@ -134,18 +147,18 @@ impl VerbsDevice {
                     pair.flag_came();
                     pair.give_credit();
                 } else {
-                    self.hear(index, u32::from_be(wc.imm_data));
+                    self.hear(index, u32::from_be(wc.imm_data), now);
                 }
                 if let Err(error) = posted {
                     let what = format!("a receive cannot be posted: {error}");
-                    self.take_down(index, RailFault::Io(what));
+                    self.take_down(index, RailFault::Io(what), now);
                 }
             }
         }
     }
 
     /// A work request failed, and with it its queue pair.
-    fn failed(&mut self, index: usize, kind: Kind, wc: &Wc) {
+    fn failed(&mut self, index: usize, kind: Kind, wc: &Wc, now: Instant) {
         let Some(pair) = self.pairs.get_mut(index) else { return };
         match kind {
             Kind::Part => {}
@@ -158,62 +171,62 @@ impl VerbsDevice {
         }
         if matches!(pair.state, State::Up | State::Closing { .. }) {
             let port = pair.nic;
-            self.read_notices(port);
+            self.read_notices(port, now);
             let port = &self.ports[port];
-            let fault = self.pairs[index].fault_of(wc, &port.nic, port.down);
-            self.take_down(index, fault);
+            let fault = self.pairs[index].fault_of(wc, &*port.nic, port.down, now);
+            self.take_down(index, fault, now);
         }
     }
 
     /// Takes a word of the peer's device.
-    fn hear(&mut self, on: usize, word: u32) {
+    fn hear(&mut self, on: usize, word: u32, now: Instant) {
         let peer = self.pairs[on].peer;
         match Word::decode(word) {
             Some(Word::Credit { count }) => {
                 let pair = &mut self.pairs[on];
                 match widened(count, pair.credited, pair.sent()) {
                     Some(count) => pair.credited = count,
-                    None => self.take_down(on, bad_word(word)),
+                    None => self.take_down(on, bad_word(word), now),
                 }
             }
             Some(Word::Down { rail, count }) => {
                 let Some(about) = self.find(peer, rail) else {
-                    return self.take_down(on, bad_word(word));
+                    return self.take_down(on, bad_word(word), now);
                 };
                 let pair = &mut self.pairs[about];
                 if pair.peer_saw.is_none() {
                     match widened(count, pair.credited, pair.sent()) {
                         Some(count) => pair.peer_saw = Some(count),
-                        None => return self.take_down(on, bad_word(word)),
+                        None => return self.take_down(on, bad_word(word), now),
                     }
                 }
-                self.take_down(about, RailFault::PeerClosed);
+                self.take_down(about, RailFault::PeerClosed, now);
             }
-            Some(Word::Bye) => self.take_down(on, RailFault::PeerClosed),
-            None => self.take_down(on, bad_word(word)),
+            Some(Word::Bye) => self.take_down(on, RailFault::PeerClosed, now),
+            None => self.take_down(on, bad_word(word), now),
         }
     }
 
-    fn take_down(&mut self, index: usize, fault: RailFault) {
-        self.pairs[index].take_down(fault, Instant::now());
+    fn take_down(&mut self, index: usize, fault: RailFault, now: Instant) {
+        self.pairs[index].take_down(fault, now);
         self.ailing = true;
     }
 
     /// A device failed as a whole.
-    fn lose(&mut self, port: usize) {
+    fn lose(&mut self, port: usize, now: Instant) {
         if std::mem::replace(&mut self.ports[port].gone, true) {
             return;
         }
         for index in 0..self.pairs.len() {
             if self.pairs[index].nic == port {
-                let nic = &self.ports[port].nic;
-                let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None);
-                self.take_down(index, fault);
+                let nic = &*self.ports[port].nic;
+                let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None, now);
+                self.take_down(index, fault, now);
             }
         }
     }
 
-    fn read_notices(&mut self, port: usize) {
+    fn read_notices(&mut self, port: usize, now: Instant) {
         while let Some(notice) = self.ports[port].nic.event() {
             match notice {
                 Notice::PortDown | Notice::PortUp => {
@@ -222,7 +235,7 @@ impl VerbsDevice {
                     let rank = self.rank;
                     tracing::warn!(rank, device, ?notice, "an RDMA port changed");
                 }
-                Notice::Device => self.lose(port),
+                Notice::Device => self.lose(port, now),
                 // A completion follows and says more.
                 Notice::QueuePair | Notice::Other => {}
             }
@@ -233,7 +246,7 @@ impl VerbsDevice {
     fn tend(&mut self, now: Instant) {
         self.tended = now;
         for port in 0..self.ports.len() {
-            self.read_notices(port);
+            self.read_notices(port, now);
         }
         for index in 0..self.pairs.len() {
             let pair = &self.pairs[index];
@@ -241,8 +254,8 @@ impl VerbsDevice {
             if stuck && pair.is_up() {
                 let port = &self.ports[pair.nic];
                 let cause = if port.down { VerbsCause::PortDown } else { VerbsCause::Stalled };
-                let fault = pair.fault(cause, &port.nic, None);
-                self.take_down(index, fault);
+                let fault = pair.fault(cause, &*port.nic, None, now);
+                self.take_down(index, fault, now);
             }
         }
         if self.ailing {
@@ -293,9 +306,9 @@ impl VerbsDevice {
         } else if now >= until {
             for other in 0..self.pairs.len() {
                 if works(&self.pairs[other]) {
-                    let nic = &self.ports[self.pairs[other].nic].nic;
-                    let fault = self.pairs[other].fault(VerbsCause::Unanswered, nic, None);
-                    self.take_down(other, fault);
+                    let nic = &*self.ports[self.pairs[other].nic].nic;
+                    let fault = self.pairs[other].fault(VerbsCause::Unanswered, nic, None, now);
+                    self.take_down(other, fault, now);
                 }
             }
         }
@@ -317,31 +330,42 @@ fn bad_word(word: u32) -> RailFault {
 impl Device for VerbsDevice {
     fn post(&mut self, peer: usize, rail: usize, write: &Write) -> Result<Posted, PostError> {
         let index = self.find(peer, rail).ok_or(PostError::Down)?;
+        let now = self.provider.now();
         let pair = &mut self.pairs[index];
         if !pair.is_up() {
             return Err(PostError::Down);
         }
         if let Err(what) = pair.check(write, &self.region) {
-            self.take_down(index, RailFault::Io(what));
+            self.take_down(index, RailFault::Io(what), now);
             self.announce();
             return Err(PostError::Down);
         }
         if write.is_empty() && write.flag.is_none() {
             return Ok(Posted::Done);
         }
-        match pair.post(write, &self.region, Instant::now()) {
-            Ok(()) => Ok(Posted::Pending),
+        match pair.post(write, &self.region, now) {
+            Ok(()) => {
+                if pair.plant == Some(Plant::EarlyDone) {
+                    self.events.push(Event::Done { peer, rail });
+                }
+                Ok(Posted::Pending)
+            }
             Err(refused) => {
                 let error = PostError::from(&refused);
                 if let Refused::Device(source) = refused {
                     let device = self.ports[pair.nic].nic.name();
                     let what = format!("{device} does not take a write: {source}");
-                    self.take_down(index, RailFault::Io(what));
+                    self.take_down(index, RailFault::Io(what), now);
                     self.announce();
                 }
                 Err(error)
             }
         }
+    }
+
+    fn write_bytes_max(&self, peer: usize, rail: usize) -> u64 {
+        let pair = self.find(peer, rail).and_then(|index| self.pairs.get(index));
+        pair.map_or(u64::MAX, Pair::write_bytes_max)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
@@ -350,7 +374,7 @@ impl Device for VerbsDevice {
         let slept = self.parker.take_slept();
         if self.ailing || self.parker.take_events_due() || slept || self.looks % LOOKS == LOOKS - 1
         {
-            let now = Instant::now();
+            let now = self.provider.now();
             if self.ailing || slept || now.saturating_duration_since(self.tended) >= TEND_INTERVAL {
                 self.tend(now);
             }
@@ -364,11 +388,11 @@ impl Device for VerbsDevice {
         let Some(index) = self.find(peer, rail) else { return };
         let others =
             self.pairs.iter().any(|pair| pair.peer == peer && pair.rail != rail && pair.is_up());
-        let now = Instant::now();
+        let now = self.provider.now();
         if others {
             self.pairs[index].take_down(RailFault::Cut, now);
         } else {
-            self.pairs[index].close(RailFault::Cut, now + GOODBYE_LIMIT);
+            self.pairs[index].close(RailFault::Cut, now + GOODBYE_LIMIT, now);
         }
         self.ailing = true;
         self.announce();
@@ -378,16 +402,17 @@ impl Device for VerbsDevice {
 impl Drop for VerbsDevice {
     /// Tells the peers, who otherwise find out by writing in vain.
     fn drop(&mut self) {
-        let until = Instant::now() + FAREWELL_LIMIT;
+        let now = self.provider.now();
+        let until = now + FAREWELL_LIMIT;
         for pair in &mut self.pairs {
-            pair.close(RailFault::Cut, until);
+            pair.close(RailFault::Cut, until, now);
         }
         let closes = |pair: &Pair| matches!(pair.state, State::Closing { .. });
-        while self.pairs.iter().any(closes) && Instant::now() < until {
+        while self.pairs.iter().any(closes) && self.provider.now() < until {
             self.take_completions();
-            let now = Instant::now();
+            let now = self.provider.now();
             self.pairs.iter_mut().for_each(|pair| pair.drain(now));
-            std::thread::yield_now();
+            self.provider.pause();
         }
     }
 }

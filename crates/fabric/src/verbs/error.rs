@@ -86,17 +86,52 @@ pub enum VerbsError {
         /// The known cause and what to do, if there is one; starts with a separator.
         hint: String,
     },
-    /// What a neighbour told about its end is missing or does not fit.
-    #[error("rank {rank} cannot use what rank {peer} told about rail {rail}: {what}")]
-    Peer {
+    /// The two ends of a queue pair were not given the same.
+    #[error(
+        "rank {rank} and rank {peer} differ for rail {rail}: {key} is {own} at rank {rank} and \
+         {theirs} at rank {peer}; give both the same settings and the same plan"
+    )]
+    Differs {
         /// This rank.
         rank: usize,
-        /// The neighbour.
+        /// The other one.
         peer: usize,
         /// The rail.
         rail: usize,
-        /// What is wrong.
-        what: String,
+        /// What differs.
+        key: &'static str,
+        /// This rank's value.
+        own: u64,
+        /// The other's.
+        theirs: u64,
+    },
+    /// The packets of a queue pair leave from the wrong UDP source port.
+    #[error(
+        "rank {rank} cannot use its queue pair to rank {peer} on rail {rail}: packets of device \
+         {device} leave from UDP source port {seen}{}",
+        match wanted {
+            Some(port) => format!(
+                ", and those of a forwarded rail must leave from the tag port {port} or no marker \
+                 matches them; the device does not follow the flow label: plan with destination tags"
+            ),
+            None => ", the tag port: they would be passed on beyond the neighbour; the device does \
+                     not follow the flow label: plan with destination tags"
+                .to_owned(),
+        }
+    )]
+    SourcePort {
+        /// This rank.
+        rank: usize,
+        /// The other one.
+        peer: usize,
+        /// The rail.
+        rail: usize,
+        /// The own device.
+        device: String,
+        /// The port.
+        seen: u16,
+        /// The tag port, for a forwarded rail; for a neighbour's, any other than the one seen.
+        wanted: Option<u16>,
     },
     /// A setting that cannot be.
     #[error("{key} is {value}: {what}")]
@@ -114,16 +149,6 @@ pub enum VerbsError {
         /// What it said.
         source: io::Error,
     },
-}
-
-impl VerbsError {
-    /// The neighbour whose cable is to blame, if it is one.
-    pub fn broken_peer(&self) -> Option<usize> {
-        match self {
-            Self::QueuePair { peer, .. } => Some(*peer),
-            _ => None,
-        }
-    }
 }
 
 /// The known causes of a refused registration.

@@ -36,6 +36,12 @@ impl Table {
         Self::read_from(Path::new(DEVICES))
     }
 
+    /// A table of these.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn of(gids: Vec<Gid>) -> Self {
+        Self { gids }
+    }
+
     fn read_from(devices: &Path) -> Result<Self, VerbsError> {
         let mut gids = Vec::new();
         let names_found = names(devices);

@@ -36,16 +36,21 @@
 mod abi;
 mod connect;
 mod device;
+#[cfg(any(test, feature = "testing"))]
+pub mod double;
 mod error;
 mod ffi;
 mod gid;
 mod parker;
+mod provider;
 mod queue_pair;
+mod raise;
 mod settings;
+mod told;
 mod word;
 
-pub use connect::{VerbsEnds, VerbsNeighbour, VerbsSetup, available};
+pub use connect::{Forwarded, VerbsEnd, VerbsEnds, VerbsNeighbour, VerbsSetup, available};
 pub use device::VerbsDevice;
 pub use error::{VerbsCause, VerbsError, VerbsFault};
 pub use parker::VerbsParker;
-pub use settings::{VerbsSettings, udp_source_port};
+pub use settings::VerbsSettings;

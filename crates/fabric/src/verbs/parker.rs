@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 
-use super::ffi::Nic;
+use super::provider::Nic;
 use crate::device::Parker;
 use crate::eventfd::{ring, silence, timespec};
 
@@ -24,7 +24,7 @@ const ASYNC: u64 = 2;
 /// a thread arms, looks once more, and then sleeps. The progress thread waits on a second set that
 /// holds the first; while the worker moves bytes itself, the first is disarmed there.
 pub struct VerbsParker {
-    nics: Vec<Arc<Nic>>,
+    nics: Vec<Arc<dyn Nic>>,
     devices: OwnedFd,
     worker_bell: OwnedFd,
     progress: OwnedFd,
@@ -44,7 +44,7 @@ impl std::fmt::Debug for VerbsParker {
 }
 
 impl VerbsParker {
-    pub(super) fn new(nics: Vec<Arc<Nic>>) -> io::Result<Self> {
+    pub(super) fn new(nics: Vec<Arc<dyn Nic>>) -> io::Result<Self> {
         let devices = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let progress = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);

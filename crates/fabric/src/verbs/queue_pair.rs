@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::abi::Wc;
 use super::error::{VerbsCause, VerbsFault};
-use super::ffi::{Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Qp, Remote, Request};
+use super::provider::{
+    Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Qp, Remote, Request,
+};
 use super::word::{Kind, Word};
 use crate::device::{HEAD_BYTES_MAX, PostError, RailFault, Span, Write};
 use crate::region::Region;
@@ -27,6 +29,12 @@ const CREDIT_STEP: u32 = 64;
 const TELL_RECEIVES: u32 = 64;
 /// Most bytes of one work request where the device allows more.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
+/// Largest write that should be posted on a forwarded rail, where the window has room for two:
+/// small enough that completions come while others are on their way. Measured by others on such
+/// rails, whose windows are of 128 KiB.
+const FORWARDED_WRITE_BYTES: u64 = 32 << 10;
+/// Bytes of a flag.
+const FLAG_BYTES: u64 = 4;
 /// A queue pair in error completes all it has at once; what is not there by then is waited for no
 /// more, and the queue pair is destroyed.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
@@ -41,6 +49,7 @@ struct Sent {
     /// It has landed once the peer has seen so many flags.
     landed_at: u32,
     requests: u32,
+    bytes: u64,
     since: Instant,
 }
 
@@ -77,11 +86,15 @@ pub(super) struct Pair {
     pub(super) nic: usize,
     pub(super) state: State,
     index: usize,
-    qp: Option<Qp>,
+    qp: Option<Box<dyn Qp>>,
     remote: Remote,
     request_bytes: u64,
+    /// Most bytes that may be on their way at one time, unless one write has more.
+    window_bytes: Option<u64>,
     window: VecDeque<Sent>,
     requests: u32,
+    /// Bytes of the writes in the window.
+    bytes: u64,
     /// Ends of writes, messages and receives that have no completion, good or bad, yet.
     ends: u32,
     tells: u32,
@@ -95,15 +108,18 @@ pub(super) struct Pair {
     pub(super) peer_saw: Option<u32>,
     /// The rail on which the peer was told that this end is down.
     pub(super) told_on: Option<usize>,
+    /// A fault to commit, for tests.
+    pub(super) plant: Option<Plant>,
 }
 
 impl Pair {
     pub(super) fn new(
         index: usize,
         (peer, rail, nic): (usize, usize, usize),
-        qp: Qp,
+        qp: Box<dyn Qp>,
         remote: Remote,
         request_bytes_max: u32,
+        window_bytes: Option<u64>,
     ) -> Self {
         Self {
             peer,
@@ -114,8 +130,10 @@ impl Pair {
             qp: Some(qp),
             remote,
             request_bytes: u64::from(request_bytes_max).clamp(1, REQUEST_BYTES_MAX),
+            window_bytes,
             window: VecDeque::with_capacity(WINDOW),
             requests: 0,
+            bytes: 0,
             ends: 0,
             tells: 0,
             receives: RECEIVE_QUEUE,
@@ -125,6 +143,7 @@ impl Pair {
             told: 0,
             peer_saw: None,
             told_on: None,
+            plant: None,
         }
     }
 
@@ -156,6 +175,11 @@ impl Pair {
         }
     }
 
+    /// Largest write that should be posted here.
+    pub(super) fn write_bytes_max(&self) -> u64 {
+        self.window_bytes.map_or(u64::MAX, |bytes| FORWARDED_WRITE_BYTES.min(bytes / 2).max(1))
+    }
+
     fn parts_of(&self, len: u64) -> u64 {
         len.div_ceil(self.request_bytes)
     }
@@ -180,7 +204,12 @@ impl Pair {
         // At most CHAIN_MAX, as `check` said.
         let needed = parts as u32 + u32::from(write.flag.is_some());
         let no_credit = write.flag.is_some() && self.sent.wrapping_sub(self.credited) >= CREDITS;
-        if self.window.len() >= WINDOW || self.requests + needed > SENDS || no_credit {
+        let bytes = whole + if write.flag.is_some() { FLAG_BYTES } else { 0 };
+        let too_much = self
+            .window_bytes
+            .is_some_and(|most| !self.window.is_empty() && self.bytes.saturating_add(bytes) > most);
+        let full = self.window.len() >= WINDOW || self.requests + needed > SENDS;
+        if full || no_credit || too_much {
             return Err(Refused::Full);
         }
         let Some(qp) = &mut self.qp else { return Err(Refused::Down) };
@@ -227,8 +256,10 @@ impl Pair {
         self.window.push_back(Sent {
             landed_at: self.sent.wrapping_add(1),
             requests: needed,
+            bytes,
             since: now,
         });
+        self.bytes += bytes;
         self.requests += needed;
         self.ends += 1;
         self.sent = self.sent.wrapping_add(u32::from(write.flag.is_some()));
@@ -251,13 +282,14 @@ impl Pair {
     }
 
     /// The oldest write has landed; false if none was outstanding.
-    pub(super) fn written(&mut self) -> bool {
+    pub(super) fn written(&mut self, now: Instant) -> bool {
         self.ended();
         let Some(sent) = self.window.pop_front() else { return false };
         self.requests -= sent.requests;
+        self.bytes -= sent.bytes;
         if let Some(next) = self.window.front_mut() {
             // It is the turn of the next one: what is limited is the time without any progress.
-            next.since = next.since.max(Instant::now());
+            next.since = next.since.max(now);
         }
         true
     }
@@ -315,6 +347,10 @@ impl Pair {
     }
 
     fn end(&mut self, fault: RailFault, now: Instant) {
+        if self.plant == Some(Plant::NoDrain) {
+            self.state = State::Destroyed { fault };
+            return;
+        }
         let ended = self.qp.as_mut().is_none_or(|qp| qp.fail().is_ok());
         // A queue pair that cannot be put into error is destroyed at once.
         let until = if ended { now + DRAIN_LIMIT } else { now };
@@ -322,11 +358,11 @@ impl Pair {
     }
 
     /// Says goodbye on this queue pair itself, and ends it when that is over.
-    pub(super) fn close(&mut self, fault: RailFault, until: Instant) {
+    pub(super) fn close(&mut self, fault: RailFault, until: Instant, now: Instant) {
         if self.is_up() && self.tell(Word::Bye) {
             self.state = State::Closing { fault, until };
         } else {
-            self.take_down(fault, Instant::now());
+            self.take_down(fault, now);
         }
     }
 
@@ -360,32 +396,40 @@ impl Pair {
         };
         self.window.clear();
         self.requests = 0;
+        self.bytes = 0;
         self.state = State::Down;
         landed
     }
 
     /// What a failed completion says.
-    pub(super) fn fault_of(&self, wc: &Wc, nic: &Nic, port_is_down: bool) -> RailFault {
+    pub(super) fn fault_of(
+        &self,
+        wc: &Wc,
+        nic: &dyn Nic,
+        port_is_down: bool,
+        now: Instant,
+    ) -> RailFault {
         let mut cause = VerbsCause::of_status(wc.status);
         let silent = matches!(cause, VerbsCause::NoAnswer | VerbsCause::LocalOperation);
         if port_is_down && silent {
             cause = VerbsCause::PortDown;
         }
-        self.fault(cause, nic, Some((wc.status, wc.vendor_err)))
+        self.fault(cause, nic, Some((wc.status, wc.vendor_err)), now)
     }
 
     pub(super) fn fault(
         &self,
         cause: VerbsCause,
-        nic: &Nic,
+        nic: &dyn Nic,
         completion: Option<(u32, u32)>,
+        now: Instant,
     ) -> RailFault {
         RailFault::Verbs(VerbsFault {
             cause,
             device: nic.name().to_owned(),
             status: completion.map(|(status, _)| status),
             vendor_error: completion.map_or(0, |(_, vendor)| vendor),
-            after: self.stuck_for(Instant::now()),
+            after: self.stuck_for(now),
         })
     }
 }
@@ -408,11 +452,11 @@ impl From<&Refused> for PostError {
 }
 
 /// Makes a queue pair of the sizes used here.
-pub(super) fn make(nic: &Arc<Nic>) -> Result<Qp, super::VerbsError> {
-    Qp::new(nic, SEND_QUEUE, RECEIVE_QUEUE)
+pub(super) fn make(nic: &Arc<dyn Nic>) -> Result<Box<dyn Qp>, super::VerbsError> {
+    Arc::clone(nic).make_queue_pair(SEND_QUEUE, RECEIVE_QUEUE)
 }
 
 /// Fills the receive queue; only possible from the state `init` on.
-pub(super) fn fill(qp: &mut Qp, index: usize) -> std::io::Result<()> {
+pub(super) fn fill(qp: &mut dyn Qp, index: usize) -> std::io::Result<()> {
     qp.post_receives(Kind::Receive.id(index), RECEIVE_QUEUE as usize)
 }

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use cluster::source_port::{TAG_SOURCE_PORT, source_port};
+
 use super::error::VerbsError;
 
 /// Parameters of queue pairs. All ranks of a group use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerbsSettings {
-    /// Decides the UDP source port of all packets; never 0, which some devices replace by a hash.
+    /// Decides the UDP source port of packets to neighbours; never 0, which some devices replace by
+    /// a hash of both queue pairs' numbers.
     pub flow_label: u32,
     /// The traffic class: priority and congestion marks.
     pub traffic_class: u8,
@@ -37,17 +40,6 @@ impl Default for VerbsSettings {
     }
 }
 
-/// The source port that markers of forwarded paths match.
-const TAG_PORT: u16 = 65535;
-
-/// The UDP source port that follows from a flow label: Annex A17 of the InfiniBand specification
-/// leaves it to the sender, and Linux folds the upper six bits of the label onto the lower 14
-/// (`rdma_flow_label_to_udp_sport`).
-pub fn udp_source_port(flow_label: u32) -> u16 {
-    let folded = (flow_label & 0x3fff) ^ ((flow_label & 0xf_c000) >> 14);
-    0xc000 | folded as u16
-}
-
 impl VerbsSettings {
     /// Checks what a device would refuse or, worse, take.
     ///
@@ -58,7 +50,7 @@ impl VerbsSettings {
         if !(1..1 << 20).contains(&self.flow_label) {
             return wrong("flow_label", self.flow_label.into(), "it must be from 1 to 1048575");
         }
-        if udp_source_port(self.flow_label) == TAG_PORT {
+        if source_port(self.flow_label) == TAG_SOURCE_PORT {
             let what = "its packets to a neighbour would leave from the tag port 65535 and be \
                         forwarded";
             return wrong("flow_label", self.flow_label.into(), what);
@@ -81,13 +73,6 @@ impl VerbsSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_give_the_ports_that_were_measured() {
-        assert_eq!(udp_source_port(0x3fff), 65535);
-        assert_eq!(udp_source_port(0x12345), 58177);
-        assert_eq!(udp_source_port(1), 49153);
-    }
 
     #[test]
     fn what_cannot_be_is_refused() {

@@ -9,7 +9,8 @@ use fabric::auth::Token;
 use fabric::shm::ShmDevice;
 use fabric::sim::{Bug, Fault, SimSettings, World};
 use fabric::tcp::{PeerEndpoint, TcpSetup, connect};
-use fabric::verbs::{VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup};
+use fabric::verbs::double::{DoubleSettings, World as Double};
+use fabric::verbs::{VerbsEnd, VerbsEnds, VerbsError, VerbsNeighbour, VerbsSettings, VerbsSetup};
 use fabric::{Device, Region, Topology};
 
 /// What a case asks for.
@@ -248,6 +249,95 @@ impl Bed for TcpBed {
     }
 }
 
+/// The verbs transport over a double of its devices.
+pub(crate) struct DoubleTransport;
+
+impl Transport for DoubleTransport {
+    const NAME: &'static str = "verbs over a double";
+    const VARIANTS: u64 = 20;
+
+    fn build(setup: Setup) -> Box<dyn Bed> {
+        let settings = DoubleSettings { seed: setup.variant, ..DoubleSettings::default() };
+        let micro = Duration::from_micros(1);
+        let settings = match setup.variant % 4 {
+            // Only chance decides the order.
+            0 => DoubleSettings { delay: (Duration::ZERO, Duration::ZERO), ..settings },
+            1 => DoubleSettings { delay: (micro, 200 * micro), packet_bytes: 4096, ..settings },
+            // Many packets are on their way at once, and some are lost.
+            2 => DoubleSettings { kilobyte: 10 * micro, lost_permille: 10, ..settings },
+            _ => settings,
+        };
+        let world = Double::new(&setup.topology, settings);
+        Box::new(DoubleBed { setup, world, idle: 0 })
+    }
+}
+
+struct DoubleBed {
+    setup: Setup,
+    world: Double,
+    /// Milliseconds in which nothing happened.
+    idle: u32,
+}
+
+impl Bed for DoubleBed {
+    fn parts(&mut self) -> (Vec<Box<dyn Device>>, Vec<Arc<Region>>) {
+        let Setup { topology, region_bytes, .. } = &self.setup;
+        let settings = VerbsSettings {
+            // A packet that was lost is sent again after 0.26 ms.
+            timeout: 6,
+            stall_limit: Duration::from_millis(100),
+            ..VerbsSettings::default()
+        };
+        verbs_parts(
+            topology,
+            *region_bytes,
+            settings,
+            |rank, peer, rail| self.world.end(rank, peer, rail),
+            |setup| self.world.prepare(setup),
+        )
+    }
+
+    fn pass(&mut self) -> bool {
+        if self.world.step() {
+            self.idle = 0;
+            return true;
+        }
+        self.world.advance(Duration::from_millis(1));
+        self.idle += 1;
+        // Looks of a device that see to what stalls are this far apart.
+        self.idle < 3000
+    }
+
+    fn quiet_after(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// Devices whose ends are made and joined.
+fn verbs_parts(
+    topology: &Topology,
+    region_bytes: u64,
+    settings: VerbsSettings,
+    end: impl Fn(usize, usize, usize) -> VerbsEnd,
+    prepare: impl Fn(VerbsSetup) -> Result<VerbsEnds, VerbsError>,
+) -> (Vec<Box<dyn Device>>, Vec<Arc<Region>>) {
+    let mut regions = Vec::new();
+    let mut all = Vec::new();
+    for rank in 0..topology.ranks() {
+        let region = Arc::new(Region::private(region_bytes).unwrap());
+        regions.push(Arc::clone(&region));
+        let neighbour = |peer| VerbsNeighbour {
+            rank: peer,
+            ends: (0..topology.rails()).map(|rail| end(rank, peer, rail)).collect(),
+        };
+        let neighbours = topology.neighbours(rank).map(neighbour).collect();
+        all.push(prepare(VerbsSetup { rank, neighbours, region, settings }).unwrap());
+    }
+    let blobs: Vec<_> = all.iter().map(VerbsEnds::blob).collect();
+    let boxed = |ends: VerbsEnds| Box::new(ends.connect(&blobs).unwrap().0) as Box<dyn Device>;
+    (all.into_iter().map(boxed).collect(), regions)
+}
+
 /// Queue pairs between the soft-RoCE devices of the lab's single machine: a ring of four cables of
 /// two rails each, whose ends have the addresses 10.10.n.1 and 10.10.n.2.
 pub(crate) struct VerbsTransport;
@@ -274,26 +364,13 @@ impl VerbsBed {
 impl Bed for VerbsBed {
     fn parts(&mut self) -> (Vec<Box<dyn Device>>, Vec<Arc<Region>>) {
         let Setup { topology, region_bytes, .. } = &self.0;
-        let mut regions = Vec::new();
-        let mut all = Vec::new();
-        for rank in 0..topology.ranks() {
-            let region = Arc::new(Region::private(*region_bytes).unwrap());
-            regions.push(Arc::clone(&region));
-            let neighbour = |peer| VerbsNeighbour {
-                rank: peer,
-                own: (0..topology.rails()).map(|rail| Self::address(rank, peer, rail)).collect(),
-            };
-            let setup = VerbsSetup {
-                rank,
-                neighbours: topology.neighbours(rank).map(neighbour).collect(),
-                region,
-                settings: VerbsSettings::default(),
-            };
-            all.push(VerbsEnds::prepare(setup).unwrap());
-        }
-        let blobs: Vec<_> = all.iter().map(VerbsEnds::blob).collect();
-        let boxed = |ends: VerbsEnds| Box::new(ends.connect(&blobs).unwrap().0) as Box<dyn Device>;
-        (all.into_iter().map(boxed).collect(), regions)
+        let end = |rank, peer, rail| VerbsEnd {
+            rail,
+            address: Self::address(rank, peer, rail),
+            forwarded: None,
+        };
+        let settings = VerbsSettings::default();
+        verbs_parts(topology, *region_bytes, settings, end, VerbsEnds::prepare)
     }
 
     fn pass(&mut self) -> bool {

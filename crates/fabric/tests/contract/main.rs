@@ -10,13 +10,19 @@ mod faults;
 mod rig;
 
 use bed::{
-    EarlyFlags, Repeats, ShmTransport, SimTransport, TcpTransport, Transport, VerbsTransport,
+    DoubleTransport, EarlyFlags, Repeats, ShmTransport, SimTransport, TcpTransport, Transport,
+    VerbsTransport,
 };
 use rig::Maker;
 
 /// Transport, case, and why the case says nothing there.
 const EXCLUSIONS: &[(&str, &str, &str)] = &[
     ("shm", "a_damaged_frame_ends_its_rail", "it has no frames"),
+    (
+        "verbs over a double",
+        "a_damaged_frame_ends_its_rail",
+        "packets are made and checked by the device",
+    ),
     ("verbs", "a_damaged_frame_ends_its_rail", "packets are made and checked by the device"),
 ];
 
@@ -68,6 +74,7 @@ macro_rules! names {
 with_cases!(contract sim SimTransport []);
 with_cases!(contract shm ShmTransport []);
 with_cases!(contract tcp TcpTransport []);
+with_cases!(contract double DoubleTransport []);
 with_cases!(contract verbs VerbsTransport ["needs an RDMA device: lab/roce suite"]);
 
 fn run<T: Transport>(name: &str, case: fn(&Maker)) {

@@ -89,6 +89,7 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
         patience,
         serving: serving.clone(),
         events: events.clone(),
+        demotions: member.demotions(),
         faults: settings.faults.enabled.then(|| Faults {
             cut_rails: member.cut_rails(),
             compute: faults,

@@ -4,10 +4,10 @@
 //!
 //! - The library is never unloaded, so its functions stay.
 //! - Everything it hands out is owned by one value, freed once, and freed after all that was made
-//!   from it: a [`Qp`] holds its [`Nic`], and the fields of a `Nic` are dropped in order.
+//!   from it: a queue pair holds its [`KernelNic`], and the fields of that are dropped in order.
 //! - The library's calls may be made from any thread at the same time; that is part of its
 //!   documented interface.
-//! - A device reads and writes only the region it was given. The [`Nic`] keeps the region mapped;
+//! - A device reads and writes only the region it was given. The [`KernelNic`] keeps the region mapped;
 //!   should deregistration fail, the kernel keeps the pages pinned, so nobody else gets them.
 #![allow(unsafe_code)]
 
@@ -17,18 +17,17 @@ mod qp;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::abi;
 use super::error::VerbsError;
+use super::gid;
+use super::provider::{Nic, Provider};
+use crate::region::Region;
 
-pub(super) use nic::Nic;
-pub(super) use qp::{Action, Payload, Qp, Remote, Request};
+use nic::KernelNic;
 
-/// Most work requests of one chain.
-pub(in crate::verbs) const CHAIN_MAX: usize = 20;
-/// Bytes that travel in a work request itself.
-pub(in crate::verbs) const INLINE_BYTES_MAX: usize = 96;
 /// Most devices looked at.
 const DEVICES_MAX: usize = 256;
 /// Most events taken from a descriptor at one time.
@@ -82,6 +81,7 @@ library! {
     ibv_ack_cq_events: fn(*mut abi::Cq, c_uint);
     ibv_create_qp: fn(*mut abi::Opaque, *mut abi::QpInitAttr) -> *mut abi::Qp;
     ibv_modify_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int;
+    ibv_query_qp: fn(*mut abi::Qp, *mut abi::QpAttr, c_int, *mut abi::QpInitAttr) -> c_int;
     ibv_destroy_qp: fn(*mut abi::Qp) -> c_int;
     ibv_get_async_event: fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
     ibv_ack_async_event: fn(*mut abi::AsyncEvent);
@@ -127,6 +127,39 @@ fn answered(number: c_int) -> io::Result<()> {
         // Some drivers answer -1 and leave the reason in errno.
         -1 => Err(io::Error::last_os_error()),
         number => Err(io::Error::from_raw_os_error(number.abs())),
+    }
+}
+
+/// The devices that the kernel has.
+pub(in crate::verbs) struct Kernel;
+
+impl Provider for Kernel {
+    fn gids(&self) -> Result<gid::Table, VerbsError> {
+        gid::Table::read()
+    }
+
+    fn open(
+        &self,
+        device: &str,
+        port: u8,
+        region: &Arc<Region>,
+        completions: u32,
+    ) -> Result<Arc<dyn Nic>, VerbsError> {
+        Ok(Arc::new(KernelNic::open(device, port, Arc::clone(region), completions)?))
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn random(&self) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        Ok(u32::from_ne_bytes(bytes))
+    }
+
+    fn pause(&self) {
+        std::thread::yield_now();
     }
 }
 

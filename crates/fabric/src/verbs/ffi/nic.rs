@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::abi;
 use super::super::error::{Notice, VerbsError, registration_hint};
+use super::super::provider::{Nic, Qp};
+use super::qp::KernelQp;
 use super::{DeviceList, EVENTS_MAX, Library, Owned, answered, library};
-use crate::region::Region;
+use crate::region::{OutOfRegion, Region};
 
 /// An opened device with one region registered, and its completion queue.
-pub(in crate::verbs) struct Nic {
+pub(super) struct KernelNic {
     pub(super) cq: Owned<abi::Cq>,
     channel: Owned<abi::CompChannel>,
     pub(super) mr: Owned<abi::Mr>,
@@ -25,18 +27,17 @@ pub(in crate::verbs) struct Nic {
     notify: unsafe extern "C" fn(*mut abi::Cq, c_int) -> c_int,
     pub(super) name: String,
     port: u8,
-    attributes: abi::PortAttr,
     armed: AtomicBool,
 }
 
 // SAFETY: it owns what it points to, and the library's calls may come from any thread.
-unsafe impl Send for Nic {}
+unsafe impl Send for KernelNic {}
 // SAFETY: as above; none of its methods changes a field without an atomic.
-unsafe impl Sync for Nic {}
+unsafe impl Sync for KernelNic {}
 
-impl Nic {
+impl KernelNic {
     /// Opens a device and registers the region whole. Its completion queue holds `completions`.
-    pub(in crate::verbs) fn open(
+    pub(super) fn open(
         name: &str,
         port: u8,
         region: Arc<Region>,
@@ -55,11 +56,6 @@ impl Nic {
         let context =
             Owned::new(made, library.ibv_close_device).map_err(failed("open", String::new()))?;
         drop(list);
-        let mut attributes = abi::PortAttr::default();
-        // SAFETY: the context is open; the structure has room for what any version fills.
-        let queried =
-            unsafe { (library.ibv_query_port)(context.as_ptr(), port, &raw mut attributes) };
-        answered(queried).map_err(failed("query its port", String::new()))?;
         // SAFETY: the context is open, and its operations were set when it was opened.
         let ops = unsafe { &(*context.as_ptr()).ops };
         let incomplete = || failed("poll", String::new())(io::ErrorKind::Unsupported.into());
@@ -104,7 +100,6 @@ impl Nic {
             notify,
             name: name.to_owned(),
             port,
-            attributes,
             armed: AtomicBool::new(false),
         };
         for fd in [nic.completions_fd(), nic.events_fd()] {
@@ -112,31 +107,44 @@ impl Nic {
                 failed("make its descriptors non-blocking", String::new())(errno.into())
             })?;
         }
+        nic.attributes().map_err(failed("query its port", String::new()))?;
         Ok(nic)
     }
+}
 
-    pub(in crate::verbs) fn name(&self) -> &str {
+impl Nic for KernelNic {
+    fn name(&self) -> &str {
         &self.name
     }
 
-    pub(in crate::verbs) fn port(&self) -> u8 {
+    fn port(&self) -> u8 {
         self.port
     }
 
-    /// What the port said when it was opened.
-    pub(in crate::verbs) fn attributes(&self) -> &abi::PortAttr {
-        &self.attributes
+    fn attributes(&self) -> io::Result<abi::PortAttr> {
+        let mut attributes = abi::PortAttr::default();
+        // SAFETY: the context is open; the structure has room for what any version fills.
+        let queried = unsafe {
+            (self.library.ibv_query_port)(self.context.as_ptr(), self.port, &raw mut attributes)
+        };
+        answered(queried).map(|()| attributes)
     }
 
-    /// Where peers find the region, and with which key.
-    pub(in crate::verbs) fn remote_access(&self) -> Result<(u64, u32), crate::OutOfRegion> {
+    fn remote_access(&self) -> Result<(u64, u32), OutOfRegion> {
         let start = self.region.pointer(0, 0)? as u64;
         // SAFETY: the registration lives as long as this value.
         Ok((start, unsafe { (*self.mr.as_ptr()).rkey }))
     }
 
-    /// Takes completions; answers how many.
-    pub(in crate::verbs) fn poll(&self, room: &mut [abi::Wc]) -> io::Result<usize> {
+    fn make_queue_pair(
+        self: Arc<Self>,
+        sends: u32,
+        receives: u32,
+    ) -> Result<Box<dyn Qp>, VerbsError> {
+        Ok(Box::new(KernelQp::new(&self, sends, receives)?))
+    }
+
+    fn poll(&self, room: &mut [abi::Wc]) -> io::Result<usize> {
         let most = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue is open and the room is good for `most` completions.
         let count = unsafe { (self.poll)(self.cq.as_ptr(), most, room.as_mut_ptr()) };
@@ -145,9 +153,7 @@ impl Nic {
             .map_err(|_| io::Error::other(format!("its completion queue cannot be read ({count})")))
     }
 
-    /// Has the next completion make [`completions_fd`](Self::completions_fd) readable. Answers
-    /// false where that was so already.
-    pub(in crate::verbs) fn arm(&self) -> bool {
+    fn arm(&self) -> bool {
         if self.armed.swap(true, Ordering::SeqCst) {
             return false;
         }
@@ -158,8 +164,7 @@ impl Nic {
         true
     }
 
-    /// Takes what made [`completions_fd`](Self::completions_fd) readable.
-    pub(in crate::verbs) fn disarm(&self) {
+    fn disarm(&self) {
         for _ in 0..EVENTS_MAX {
             let (mut cq, mut own) = (null_mut(), null_mut());
             // SAFETY: the channel is open and does not block; the library fills both places when
@@ -176,8 +181,7 @@ impl Nic {
         }
     }
 
-    /// Takes one asynchronous event that concerns this port, if there is one.
-    pub(in crate::verbs) fn event(&self) -> Option<Notice> {
+    fn event(&self) -> Option<Notice> {
         for _ in 0..EVENTS_MAX {
             let mut event = abi::AsyncEvent { element: 0, event_type: 0 };
             // SAFETY: the context is open and its descriptor does not block; the library fills
@@ -203,16 +207,14 @@ impl Nic {
         None
     }
 
-    /// Readable once there are completions, when [armed](Self::arm).
-    pub(in crate::verbs) fn completions_fd(&self) -> BorrowedFd<'_> {
+    fn completions_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is open as long as `self`.
         let fd: RawFd = unsafe { (*self.channel.as_ptr()).fd };
         // SAFETY: as above, and the descriptor is open as long as the channel.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Readable while there are asynchronous events.
-    pub(in crate::verbs) fn events_fd(&self) -> BorrowedFd<'_> {
+    fn events_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open as long as `self`.
         let fd: RawFd = unsafe { (*self.context.as_ptr()).async_fd };
         // SAFETY: as above, and the descriptor is open as long as the context.

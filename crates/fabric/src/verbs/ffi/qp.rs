@@ -5,68 +5,27 @@ use std::io;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::super::abi::{self, mask};
+use super::super::abi;
 use super::super::error::VerbsError;
-use super::{CHAIN_MAX, INLINE_BYTES_MAX, Nic, Owned, answered};
-use crate::device::Span;
-
-/// A peer's region as this rank may write it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::verbs) struct Remote {
-    pub(in crate::verbs) address: u64,
-    pub(in crate::verbs) key: u32,
-    pub(in crate::verbs) bytes: u64,
-}
-
-/// What a work request carries.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::verbs) enum Payload<'a> {
-    /// Bytes that are copied when it is posted; at most [`INLINE_BYTES_MAX`].
-    Inline(&'a [u8]),
-    /// Bytes of the own region, read any time before its completion.
-    Region(Span),
-}
-
-/// What a work request does.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::verbs) enum Action<'a> {
-    /// Writes at an offset of the peer's region.
-    Write { payload: Payload<'a>, to: u64 },
-    /// The same, and tells the peer a number once it is there.
-    WriteTelling { payload: Payload<'a>, to: u64, number: u32 },
-    /// Tells the peer a number.
-    Tell { number: u32 },
-}
-
-/// One work request.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::verbs) struct Request<'a> {
-    /// Comes back with its completion.
-    pub(in crate::verbs) id: u64,
-    pub(in crate::verbs) action: Action<'a>,
-    /// Has a completion when it succeeds; when it fails it always has one.
-    pub(in crate::verbs) signalled: bool,
-}
+use super::super::provider::{Action, CHAIN_MAX, INLINE_BYTES_MAX, Payload, Qp, Remote, Request};
+use super::nic::KernelNic;
+use super::{Owned, answered};
 
 /// A reliable connection's end.
-pub(in crate::verbs) struct Qp {
+pub(super) struct KernelQp {
     qp: Owned<abi::Qp>,
-    nic: Arc<Nic>,
+    nic: Arc<KernelNic>,
     post_send: unsafe extern "C" fn(*mut abi::Qp, *mut abi::SendWr, *mut *mut abi::SendWr) -> c_int,
     post_recv: unsafe extern "C" fn(*mut abi::Qp, *mut abi::RecvWr, *mut *mut abi::RecvWr) -> c_int,
     lkey: u32,
 }
 
 // SAFETY: it owns what it points to, and the library's calls may come from any thread.
-unsafe impl Send for Qp {}
+unsafe impl Send for KernelQp {}
 
-impl Qp {
+impl KernelQp {
     /// Makes a queue pair for so many outstanding requests.
-    pub(in crate::verbs) fn new(
-        nic: &Arc<Nic>,
-        sends: u32,
-        receives: u32,
-    ) -> Result<Self, VerbsError> {
+    pub(super) fn new(nic: &Arc<KernelNic>, sends: u32, receives: u32) -> Result<Self, VerbsError> {
         let failed = |source| VerbsError::Device {
             device: nic.name.clone(),
             what: "make a queue pair",
@@ -74,10 +33,8 @@ impl Qp {
             hint: String::new(),
         };
         let mut wanted = abi::QpInitAttr {
-            qp_context: null_mut(),
             send_cq: nic.cq.as_ptr(),
             recv_cq: nic.cq.as_ptr(),
-            srq: null_mut(),
             cap: abi::QpCap {
                 max_send_wr: sends,
                 max_recv_wr: receives,
@@ -85,8 +42,7 @@ impl Qp {
                 max_recv_sge: 1,
                 max_inline_data: INLINE_BYTES_MAX as u32,
             },
-            qp_type: abi::QPT_RC,
-            sq_sig_all: 0,
+            ..empty_init()
         };
         // SAFETY: domain and queue belong to the device, which the value made here keeps open.
         let made = unsafe { (nic.library.ibv_create_qp)(nic.pd.as_ptr(), &raw mut wanted) };
@@ -101,18 +57,15 @@ impl Qp {
         let lkey = unsafe { (*nic.mr.as_ptr()).lkey };
         Ok(Self { qp, nic: Arc::clone(nic), post_send, post_recv, lkey })
     }
+}
 
-    pub(in crate::verbs) fn number(&self) -> u32 {
+impl Qp for KernelQp {
+    fn number(&self) -> u32 {
         // SAFETY: the queue pair lives as long as `self`.
         unsafe { (*self.qp.as_ptr()).qp_num }
     }
 
-    /// Changes the attributes that `mask` names.
-    pub(in crate::verbs) fn modify(
-        &mut self,
-        attributes: &abi::QpAttr,
-        mask: c_int,
-    ) -> io::Result<()> {
+    fn modify(&mut self, attributes: &abi::QpAttr, mask: c_int) -> io::Result<()> {
         let mut attributes = *attributes;
         // SAFETY: the queue pair lives, and the structure is whole; the device checks its values.
         answered(unsafe {
@@ -120,18 +73,22 @@ impl Qp {
         })
     }
 
-    /// Ends all work: what is outstanding completes with an error, and nothing lands any more.
-    pub(in crate::verbs) fn fail(&mut self) -> io::Result<()> {
-        let attributes = abi::QpAttr { qp_state: abi::QPS_ERR, ..abi::QpAttr::default() };
-        self.modify(&attributes, mask::STATE)
+    fn query(&self, mask: c_int) -> io::Result<abi::QpAttr> {
+        let mut attributes = abi::QpAttr::default();
+        let mut first = empty_init();
+        // SAFETY: the queue pair lives, and both structures are whole for the call to fill.
+        answered(unsafe {
+            (self.nic.library.ibv_query_qp)(
+                self.qp.as_ptr(),
+                &raw mut attributes,
+                mask,
+                &raw mut first,
+            )
+        })?;
+        Ok(attributes)
     }
 
-    /// Posts a chain of requests to a peer's region; on an error any part of it may be posted.
-    pub(in crate::verbs) fn post(
-        &mut self,
-        remote: &Remote,
-        requests: &[Request<'_>],
-    ) -> io::Result<()> {
+    fn post(&mut self, remote: &Remote, requests: &[Request<'_>]) -> io::Result<()> {
         let refuse = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if requests.is_empty() || requests.len() > CHAIN_MAX {
             return refuse("a chain of no or too many requests");
@@ -193,8 +150,7 @@ impl Qp {
         answered(unsafe { (self.post_send)(self.qp.as_ptr(), next, &raw mut bad) })
     }
 
-    /// Posts receives without room for bytes: they take numbers.
-    pub(in crate::verbs) fn post_receives(&mut self, id: u64, count: usize) -> io::Result<()> {
+    fn post_receives(&mut self, id: u64, count: usize) -> io::Result<()> {
         let mut left = count;
         while left > 0 {
             let mut chain =
@@ -212,5 +168,17 @@ impl Qp {
             left -= batch;
         }
         Ok(())
+    }
+}
+
+fn empty_init() -> abi::QpInitAttr {
+    abi::QpInitAttr {
+        qp_context: null_mut(),
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        cap: abi::QpCap::default(),
+        qp_type: abi::QPT_RC,
+        sq_sig_all: 0,
     }
 }
