@@ -7,7 +7,7 @@ use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
 use super::error::{Notice, VerbsCause};
 use super::parker::VerbsParker;
 use super::provider::{Nic, Plant, Provider};
-use super::queue_pair::{Pair, Refused, State};
+use super::queue_pair::{DRAIN_LIMIT, Pair, Refused, State};
 use super::settings::VerbsSettings;
 use super::word::{Kind, Word, widened};
 use crate::device::{Device, Event, Parker, PostError, Posted, RailFault, Write};
@@ -272,8 +272,9 @@ impl VerbsDevice {
             State::Up => return,
             State::Closing { .. } | State::Draining { .. } => self.pairs[index].drain(now),
             State::Destroyed { fault } => {
-                // Completions were read since nothing more can come.
-                let until = now + 2 * self.settings.stall_limit;
+                // Completions were read since nothing more can come. The peer may have to find out
+                // and to wait for its own end first.
+                let until = now + 2 * self.settings.stall_limit + DRAIN_LIMIT;
                 self.pairs[index].state = State::Asking { fault: fault.clone(), until };
             }
             State::Asking { .. } | State::Down => self.settle(index, now),

@@ -37,7 +37,7 @@ const FORWARDED_WRITE_BYTES: u64 = 32 << 10;
 const FLAG_BYTES: u64 = 4;
 /// A queue pair in error completes all it has at once; what is not there by then is waited for no
 /// more, and the queue pair is destroyed.
-const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Most work requests and receives of one queue pair.
 pub(super) const SEND_QUEUE: u32 = SENDS + TELLS;

@@ -393,11 +393,12 @@ impl Qp for DoubleQp {
                 let message = State::message(request.id, request.signalled, content, place, told);
                 state.request(number, message);
             }
-            let alone =
-                state.pairs.get(&number).is_some_and(|pair| pair.sends.len() == requests.len());
-            if let Some(bytes) = state.pairs.get(&number).map(Pair::on_their_way)
-                && !alone
-            {
+            let (writes, bytes) = match state.pairs.get(&number) {
+                Some(pair) => (pair.writes(), pair.on_their_way()),
+                None => return invalid(),
+            };
+            let is_write = requests.iter().any(|it| !matches!(it.action, Action::Tell { .. }));
+            if is_write && writes > requests.len() {
                 state.note_on_their_way(number, bytes);
             }
             Ok(())

@@ -23,8 +23,13 @@ pub enum Fault {
         /// The driver's own code.
         vendor_error: u32,
     },
-    /// A queue pair neither sends nor answers any more, nor says so.
+    /// A queue pair sends and completes nothing any more, nor says so. It still answers.
     Stall {
+        /// Whose.
+        end: (usize, usize, usize),
+    },
+    /// It does again.
+    Resume {
         /// Whose.
         end: (usize, usize, usize),
     },
@@ -98,6 +103,7 @@ impl Fault {
         match *self {
             Self::Complete { end, .. }
             | Self::Stall { end }
+            | Self::Resume { end }
             | Self::Mute { end }
             | Self::Report { end, .. }
             | Self::Gone { end }
@@ -132,6 +138,11 @@ impl State {
                 if let Some(pair) = number.and_then(|number| self.pairs.get_mut(&number)) {
                     pair.stalled |= matches!(fault, Fault::Stall { .. });
                     pair.mute |= matches!(fault, Fault::Mute { .. });
+                }
+            }
+            Fault::Resume { .. } => {
+                if let Some(number) = number {
+                    self.resume(number);
                 }
             }
             Fault::Report { event, .. } => self.tell(device, event),
