@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::{DistantRail, Fabric, MAX_RAILS, Notice, PathKind};
+use fabric::{DistantRail, Fabric, MAX_RAILS, Notice, PathKind, RailFault};
 
 use crate::beacon::{BEACON_BYTES, Beacon, BeaconCell};
 use crate::control::mesh::Control;
@@ -108,7 +108,9 @@ impl Beat {
                         self.fabric.look_at_endpoint(|endpoint| endpoint.working_rails(peer));
                     self.telemetry.rail_down(peer, rail);
                     let rank = self.fabric.rank();
-                    if !self.fabric.topology().are_neighbours(rank, peer) {
+                    // A rail that this rank or the other end took down has not failed.
+                    let failed = !matches!(fault, RailFault::PeerClosed | RailFault::Cut);
+                    if failed && !self.fabric.topology().are_neighbours(rank, peer) {
                         let (low, high) = (rank.min(peer), rank.max(peer));
                         self.demotions.demote(DistantRail { low, high, rail });
                     }
