@@ -207,6 +207,33 @@ pub trait Device: Send {
     /// Takes a rail out of service; [`Event::RailDown`] follows at both ends.
     fn cut(&mut self, peer: usize, rail: usize);
 
+    /// Makes a new queue pair in the place of one that went down, and answers what the peer's
+    /// [`reconnect`](Self::reconnect) needs; none if that cannot be now.
+    ///
+    /// Both ends of a rail are made again together, by whoever owns them and over a way of their
+    /// own:
+    ///
+    /// 1. Each end that has [`Event::RailDown`] for the rail makes its new queue pair with this
+    ///    and gives the answer to the other. An end without the event is [cut](Self::cut) first.
+    ///    Another call before step 2 makes another, and the earlier answer is void.
+    /// 2. Each connects with what the other gave it. From then on it takes writes.
+    /// 3. Each tells the other that it is connected; before that, what is written may be lost and
+    ///    take the rail down again. Bytes that crossed it both ways prove the rail, before it
+    ///    carries any that count.
+    fn remake(&mut self, peer: usize, rail: usize) -> Option<Vec<u8>> {
+        let _ = (peer, rail);
+        None
+    }
+
+    /// Connects what [`remake`](Self::remake) made with what it answered at the peer.
+    ///
+    /// # Errors
+    /// Why not, in one line; the rail stays down.
+    fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
+        let _ = (peer, rail, told);
+        Err("not supported".to_owned())
+    }
+
     /// Flips one bit of the next frame sent to `peer`: a fault for tests. Answers false where
     /// this device has no frames.
     fn corrupt_next(&mut self, peer: usize) -> bool {

@@ -4,21 +4,21 @@
 //! with theirs it connects. No packet travels for that: the first ones are those of the proof.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::abi::{PORT_ACTIVE, PortAttr};
+use super::abi::PORT_ACTIVE;
 use super::device::VerbsDevice;
-use super::error::{VerbsError, state_hint};
+use super::end::{End, Place, attributes};
+use super::error::VerbsError;
 use super::ffi::{self, Kernel};
-use super::gid::{self, Gid};
+use super::gid;
 use super::parker::VerbsParker;
-use super::provider::{Nic, Provider, Qp, Remote};
-use super::queue_pair::{self, Pair, RECEIVE_QUEUE, SEND_QUEUE};
-use super::raise::{self, NotRaised, Raise};
+use super::provider::{Nic, Provider};
+use super::queue_pair::{RECEIVE_QUEUE, SEND_QUEUE};
 use super::settings::VerbsSettings;
-use super::told::{Agreed, PSN_MASK, Told, blob_of, told_to};
+use super::told::{Agreed, blob_of};
+use super::word::Tag;
 use crate::region::Region;
 
 /// A rank with a queue pair of this one: a neighbour, or a distant rank on forwarded rails.
@@ -64,16 +64,6 @@ pub struct VerbsSetup {
     pub region: Arc<Region>,
     /// Parameters that all ranks share.
     pub settings: VerbsSettings,
-}
-
-struct End {
-    peer: usize,
-    rail: usize,
-    forwarded: Option<Forwarded>,
-    nic: usize,
-    gid: Gid,
-    qp: Box<dyn Qp>,
-    told: Told,
 }
 
 /// This rank's queue pairs, not connected.
@@ -143,13 +133,20 @@ impl VerbsEnds {
             // Every place was counted, in the order of the devices.
             let nic =
                 counts.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
-            let Some((index, nic)) = nic.and_then(|index| Some((index, nics.get(index)?))) else {
+            let Some((number, nic)) = nic.and_then(|number| Some((number, nics.get(number)?)))
+            else {
                 return Err(VerbsError::NoDevices { source: None });
             };
+            let place = Place {
+                peer,
+                rail: end.rail,
+                address: end.address,
+                forwarded: end.forwarded,
+                nic: number,
+                tag: Tag { pair: ends.len(), round: 0 },
+            };
             let agreed = Agreed::new(region.len(), &settings, end.forwarded.as_ref());
-            let (qp, told) = make_end(&*provider, ends.len(), nic, &gid, agreed)?;
-            let (rail, forwarded) = (end.rail, end.forwarded);
-            ends.push(End { peer, rail, forwarded, nic: index, gid, qp, told });
+            ends.push(End::make(place, gid, nic, &*provider, agreed)?);
         }
         Ok(Self { rank, provider, region, settings, ends, nics })
     }
@@ -157,7 +154,7 @@ impl VerbsEnds {
     /// What the neighbours need to connect to this rank. It is for members of the group only:
     /// whoever has it can write into the region.
     pub fn blob(&self) -> Vec<u8> {
-        blob_of(self.ends.iter().map(|end| (end.peer, end.rail, &end.told)))
+        blob_of(self.ends.iter().map(|end| (end.place.peer, end.place.rail, &end.told)))
     }
 
     /// Connects all queue pairs with what the neighbours told, by rank. Nothing may be written
@@ -168,57 +165,9 @@ impl VerbsEnds {
     pub fn connect(self, blobs: &[Vec<u8>]) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
         let Self { rank, provider, region, settings, ends, nics } = self;
         let mut pairs = Vec::with_capacity(ends.len());
-        for (index, mut end) in ends.into_iter().enumerate() {
-            let (peer, rail) = (end.peer, end.rail);
-            let wrong = |what| VerbsError::Peer { rank, peer, rail, what };
-            let blob = blobs.get(peer).map(Vec::as_slice).unwrap_or_default();
-            let told = told_to(rank, rail, blob)
-                .ok_or_else(|| wrong("it told nothing that can be read".to_owned()))?;
-            if let Some(difference) = end.told.agreed.difference(&told.agreed) {
-                return Err(VerbsError::Differs {
-                    rank,
-                    peer,
-                    rail,
-                    key: difference.key,
-                    own: difference.own,
-                    theirs: difference.theirs,
-                });
-            }
-            let with = Raise {
-                gid: &end.gid,
-                own: &end.told,
-                peer: &told,
-                settings: &settings,
-                forwarded: end.forwarded.as_ref(),
-                plant: provider.plant(),
-                index,
-            };
-            let device = end.told.device.clone();
-            raise::raise(&mut *end.qp, &with).map_err(|not| match not {
-                NotRaised::State { state, source } => VerbsError::QueuePair {
-                    rank,
-                    peer,
-                    rail,
-                    device,
-                    remote: told.device.clone(),
-                    state,
-                    hint: state_hint(&source).to_owned(),
-                    source,
-                },
-                NotRaised::Port { seen, wanted } => {
-                    VerbsError::SourcePort { rank, peer, rail, device, seen, wanted }
-                }
-            })?;
-            let remote =
-                Remote { address: told.address, key: told.key, bytes: told.agreed.bytes() };
-            let most = match nics.get(end.nic) {
-                Some(nic) => attributes(&**nic)?.max_msg_sz,
-                None => 0,
-            };
-            let window = end.forwarded.map(|it| it.window_bytes);
-            let mut pair = Pair::new(index, (peer, rail, end.nic), end.qp, remote, most, window);
-            pair.plant = provider.plant();
-            pairs.push(pair);
+        for end in ends {
+            let blob = blobs.get(end.place.peer).map(Vec::as_slice).unwrap_or_default();
+            pairs.push(end.join(rank, blob, &settings, &*provider)?);
         }
         let parker =
             VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
@@ -227,46 +176,6 @@ impl VerbsEnds {
             VerbsDevice::new(rank, provider, region, settings, nics, pairs, Arc::clone(&parker));
         Ok((device, parker))
     }
-}
-
-fn attributes(nic: &dyn Nic) -> Result<PortAttr, VerbsError> {
-    nic.attributes().map_err(|source| VerbsError::Device {
-        device: nic.name().to_owned(),
-        what: "query its port",
-        source,
-        hint: String::new(),
-    })
-}
-
-/// Makes a queue pair, which can receive once it is connected, and what is told about it.
-fn make_end(
-    provider: &dyn Provider,
-    index: usize,
-    nic: &Arc<dyn Nic>,
-    gid: &Gid,
-    agreed: Agreed,
-) -> Result<(Box<dyn Qp>, Told), VerbsError> {
-    let failed = |what| {
-        let device = nic.name().to_owned();
-        move |source| VerbsError::Device { device, what, source, hint: String::new() }
-    };
-    let random = provider.random().map_err(failed("get random bytes"))?;
-    let mut qp = queue_pair::make(nic)?;
-    raise::initialise(&mut *qp, nic.port(), index).map_err(failed("initialise a queue pair"))?;
-    let (address, key) = nic
-        .remote_access()
-        .map_err(|outside| failed("find the region")(io::Error::other(outside)))?;
-    let told = Told {
-        device: nic.name().to_owned(),
-        gid: gid.value,
-        number: qp.number(),
-        psn: random & PSN_MASK,
-        mtu: attributes(&**nic)?.active_mtu.clamp(1, 5),
-        key,
-        address,
-        agreed,
-    };
-    Ok((qp, told))
 }
 
 /// Whether this host has an RDMA device for every one of these addresses.
