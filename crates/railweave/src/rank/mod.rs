@@ -90,6 +90,7 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
         serving: serving.clone(),
         events: events.clone(),
         demotions: member.demotions(),
+        current: current.clone(),
         faults: settings.faults.enabled.then(|| Faults {
             cut_rails: member.cut_rails(),
             compute: faults,
