@@ -5,6 +5,8 @@ mod host;
 mod routes;
 mod telling;
 
+pub(crate) use routes::PROMOTE_PATH;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
