@@ -336,7 +336,8 @@ impl Member {
         let transport = carrier.transport;
         let planned = options.topology.relaying(|_| transport != Transport::Verbs);
         let hosts: Vec<_> = joined.members.iter().map(|member| member.host_name.clone()).collect();
-        let mut paths = Paths::new(rank, planned.clone(), Arc::clone(&self.demotions));
+        let mut paths =
+            Paths::new(rank, planned.clone(), self.demotions(), options.forward_required);
         self.cut_cables(&planned).into_iter().for_each(|cable| paths.cut(cable));
         for _ in 0..ROUNDS_MAX {
             let topology = Arc::new(paths.topology()?);

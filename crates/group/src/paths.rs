@@ -96,6 +96,8 @@ pub(crate) struct Paths {
     rank: usize,
     planned: Topology,
     demotions: Arc<Demotions>,
+    /// Whether what failed once is to be tried again each time: it is an error that it fails.
+    insists: bool,
     /// What this rank found, to be told.
     own: Round,
     cables: BTreeSet<Cable>,
@@ -104,11 +106,20 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    pub(crate) fn new(rank: usize, planned: Topology, demotions: Arc<Demotions>) -> Self {
+    pub(crate) fn new(
+        rank: usize,
+        planned: Topology,
+        demotions: Arc<Demotions>,
+        insists: bool,
+    ) -> Self {
+        if insists {
+            demotions.lock().rails.clear();
+        }
         Self {
             rank,
             planned,
             demotions,
+            insists,
             own: Round::default(),
             cables: BTreeSet::new(),
             demoted: BTreeSet::new(),
@@ -190,7 +201,9 @@ impl Paths {
             else {
                 continue;
             };
-            self.demotions.demote(of);
+            if !self.insists {
+                self.demotions.demote(of);
+            }
             if !self.failed.contains_key(&of) {
                 let story = explain(of, hops, why, rounds, hosts);
                 self.failed.insert(of, story);

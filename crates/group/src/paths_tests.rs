@@ -19,7 +19,8 @@ struct Ranks(Vec<Paths>);
 
 impl Ranks {
     fn new(demotions: &[Arc<Demotions>]) -> Self {
-        let paths = |(rank, of): (usize, &Arc<Demotions>)| Paths::new(rank, ring(), Arc::clone(of));
+        let paths =
+            |(rank, of): (usize, &Arc<Demotions>)| Paths::new(rank, ring(), Arc::clone(of), false);
         Self(demotions.iter().enumerate().map(paths).collect())
     }
 
@@ -148,6 +149,18 @@ fn a_cable_takes_its_forwarded_rails_with_it() {
     assert_eq!(topology.link_rails(0, 2), [0]);
     assert_eq!(topology.link_rails(1, 3), [0]);
     assert!(ranks.story().is_empty(), "the cable says it all");
+}
+
+#[test]
+fn who_insists_tries_again_each_time() {
+    let lasting = demotions();
+    lasting[0].demote(RAIL_1);
+    let mut paths = Paths::new(0, ring(), Arc::clone(&lasting[0]), true);
+    let told = [Round { failed: vec![((0, 2, 1), "x".to_owned())], ..Round::default() }];
+    assert!(paths.tell(Vec::new(), Vec::new(), Vec::new()).demoted.is_empty());
+    assert!(paths.merge(&told, &[]));
+    assert_eq!(paths.unproven().count(), 1);
+    assert!(lasting[0].lock().rails.is_empty());
 }
 
 #[test]

@@ -23,8 +23,13 @@ pub enum Fault {
         /// The driver's own code.
         vendor_error: u32,
     },
-    /// A queue pair neither sends nor answers any more, nor says so.
+    /// A queue pair sends and completes nothing any more, nor says so. It still answers.
     Stall {
+        /// Whose.
+        end: (usize, usize, usize),
+    },
+    /// It does again.
+    Resume {
         /// Whose.
         end: (usize, usize, usize),
     },
@@ -42,6 +47,11 @@ pub enum Fault {
     },
     /// The device fails as a whole.
     Gone {
+        /// Whose.
+        end: (usize, usize, usize),
+    },
+    /// The completions of the device cannot be read any more.
+    Unreadable {
         /// Whose.
         end: (usize, usize, usize),
     },
@@ -98,9 +108,11 @@ impl Fault {
         match *self {
             Self::Complete { end, .. }
             | Self::Stall { end }
+            | Self::Resume { end }
             | Self::Mute { end }
             | Self::Report { end, .. }
             | Self::Gone { end }
+            | Self::Unreadable { end }
             | Self::Back { end }
             | Self::Pull { end }
             | Self::Mend { end }
@@ -134,6 +146,11 @@ impl State {
                     pair.mute |= matches!(fault, Fault::Mute { .. });
                 }
             }
+            Fault::Resume { .. } => {
+                if let Some(number) = number {
+                    self.resume(number);
+                }
+            }
             Fault::Report { event, .. } => self.tell(device, event),
             Fault::Gone { .. } => {
                 self.tell(device, DEVICE_FATAL);
@@ -143,6 +160,11 @@ impl State {
                 }
                 for pair in self.pairs.values_mut().filter(|it| it.device == device) {
                     pair.state = QPS_RESET;
+                }
+            }
+            Fault::Unreadable { .. } => {
+                for opened in self.opened.values_mut().filter(|it| it.device == device) {
+                    opened.unreadable = true;
                 }
             }
             Fault::Back { .. } => self.devices[device].gone = false,

@@ -21,7 +21,7 @@ mod queue_pair;
 mod state;
 
 #[cfg(test)]
-mod programs;
+mod program_tests;
 #[cfg(test)]
 mod tests;
 
@@ -56,9 +56,9 @@ pub struct DoubleSettings {
     pub lost_permille: u64,
     /// Room of each queue that passes packets on, in bytes.
     pub hairpin_bytes: u64,
-    /// Whether devices use the flow label they are given; otherwise they make one from the numbers
-    /// of both queue pairs.
-    pub follows_label: bool,
+    /// Devices put a label made from the numbers of both queue pairs in the place of every flow
+    /// label below this. Real ones do so with 0.
+    pub labels_from: u32,
     /// The number of the first queue pair; the next ones follow.
     pub first_number: u32,
     /// A fault planted into the transport, to see whether it is found.
@@ -74,7 +74,7 @@ impl Default for DoubleSettings {
             kilobyte: Duration::from_nanos(100),
             lost_permille: 0,
             hairpin_bytes: 512 << 10,
-            follows_label: true,
+            labels_from: 1,
             first_number: 17,
             planted: None,
         }
@@ -215,6 +215,11 @@ impl World {
     /// Time since the world began.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.shared.lock().now)
+    }
+
+    /// The number of the next queue pair that is made; the following ones count on from it.
+    pub fn set_next_number(&self, number: u32) {
+        self.shared.lock().next_number = number;
     }
 
     /// Has a fault happen at once.

@@ -157,7 +157,12 @@ impl Pair {
         self.peer.is_some_and(|(_, gid)| device.has(gid))
     }
 
-    /// Bytes of requests that are not answered, the first write's own not counted if it is alone.
+    /// Writes that are not answered.
+    pub(super) fn writes(&self) -> usize {
+        self.sends.iter().filter(|message| message.place.is_some()).count()
+    }
+
+    /// Bytes of requests that are not answered.
     pub(super) fn on_their_way(&self) -> u64 {
         let bytes = |message: &Message| match &message.content {
             Content::Bytes(bytes) => bytes.len() as u64,
@@ -166,7 +171,7 @@ impl Pair {
         self.sends.iter().map(bytes).sum()
     }
 
-    /// Everything that was received is given back.
+    /// The packet that answers for what came.
     fn answer(&self, position: u64, what: Answer, port: u16) -> Option<Packet> {
         let (to, gid) = self.peer?;
         let body = Body::Answer { position, what };
@@ -177,7 +182,7 @@ impl Pair {
 impl State {
     /// The label that a queue pair's packets have.
     pub(super) fn label_of(&self, pair: &Pair) -> u32 {
-        if self.settings.follows_label { pair.label } else { 0 }
+        if pair.label < self.settings.labels_from { 0 } else { pair.label }
     }
 
     fn port_of(&self, pair: &Pair) -> u16 {
@@ -272,6 +277,15 @@ impl State {
         self.go_back(number);
     }
 
+    /// A queue pair that was stalled goes on where it was.
+    pub(super) fn resume(&mut self, number: u32) {
+        let Some(pair) = self.pairs.get_mut(&number) else { return };
+        pair.stalled = false;
+        pair.cursor = pair.answered;
+        self.watch(number);
+        self.kick(number);
+    }
+
     /// Sends again from the first packet without answer, unless that was done too often.
     fn go_back(&mut self, number: u32) {
         let Some(pair) = self.pairs.get_mut(&number) else { return };
@@ -289,7 +303,7 @@ impl State {
         let Packet { from, to, body, .. } = packet;
         let works = self.pairs.get(&to).is_some_and(|pair| {
             let connected = pair.peer.is_some_and(|(number, _)| number == from);
-            let ready = matches!(pair.state, QPS_RTR | QPS_RTS) && !pair.stalled;
+            let ready = matches!(pair.state, QPS_RTR | QPS_RTS);
             pair.device == device && connected && ready
         });
         if !works {
@@ -391,7 +405,7 @@ impl State {
 
     fn take_answer(&mut self, number: u32, position: u64, what: Answer) {
         let Some(pair) = self.pairs.get_mut(&number) else { return };
-        if pair.state != QPS_RTS || position > pair.next {
+        if pair.state != QPS_RTS || pair.stalled || position > pair.next {
             return;
         }
         if position > pair.answered {

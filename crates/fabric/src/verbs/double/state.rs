@@ -36,9 +36,6 @@ pub struct DoubleCounters {
     pub refused: u64,
     /// Packets that were for a queue pair in error or gone.
     pub late: u64,
-    /// Bytes that were read after their queue pair had been called over: none, unless something is
-    /// wrong with this double.
-    pub read_late: u64,
 }
 
 /// A thing to come.
@@ -73,6 +70,8 @@ pub(super) struct Opened {
     pub(super) events_bell: Arc<OwnedFd>,
     /// The device went away after it was opened.
     pub(super) dead: bool,
+    /// Its completions are lost.
+    pub(super) unreadable: bool,
 }
 
 pub(super) type End = (usize, usize, usize);
@@ -89,7 +88,7 @@ pub(super) struct State {
     pub(super) ends: BTreeMap<End, usize>,
     pub(super) agenda: BTreeMap<(u64, u64), Occurrence>,
     order: u64,
-    next_number: u32,
+    pub(super) next_number: u32,
     next_key: u32,
     most_on_their_way: BTreeMap<End, u64>,
 }
