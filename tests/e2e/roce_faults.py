@@ -188,10 +188,14 @@ def observe(lab, case, group, row):
     living = [host for host in lab.hosts if host not in case.dead]
     began = time.monotonic()
     if case.failed:
-        ended = group.wait(lambda: any(re.search(case.failed, json.dumps(what)) for _, _, what in group.events)
-                           or any(re.search(case.failed, text) for text in group.errors().values()), FORM_LIMIT_S)
-        said = group.errors() or {who: what.get("why") for who, _, what in group.of("failed")}
-        row.update(ok=ended, seconds=round(time.monotonic() - began, 1), verdicts=said, told=said, kept="does not start")
+        def named():
+            said = {who: json.dumps(what) for who, _, what in group.events} | group.errors()
+            return {who: text for who, text in said.items() if re.search(case.failed, text)}
+
+        ended = group.wait(named, FORM_LIMIT_S)
+        said = {who: text[-300:] for who, text in named().items()}
+        row.update(ok=ended, seconds=round(time.monotonic() - began, 1), verdicts=said, kept="does not start",
+                   told=said or group.errors() or "nothing of it was said")
         return
     steady = group.wait(lambda: {who for who, _, _ in group.of("steps")} == set(lab.hosts), FORM_LIMIT_S)
     if not steady:
@@ -221,8 +225,8 @@ def observe(lab, case, group, row):
     mended = time.monotonic()
     if case.mend:
         case.mend(lab)
-    elif case.inject:
-        lab.mend_all() if not case.verdict else None
+    elif not case.verdict:
+        lab.mend_all()
     goes_on = None
     if case.heals:
         goes_on = group.wait(lambda: {who for who, _, _ in group.of("steps", mended + 1)} >= set(living), 60.0)
