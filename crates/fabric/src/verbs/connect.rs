@@ -20,6 +20,7 @@ use super::settings::VerbsSettings;
 use super::told::{Agreed, blob_of};
 use super::word::Tag;
 use crate::region::Region;
+use crate::topology::MAX_RAILS;
 
 /// A rank with a queue pair of this one: a neighbour, or a distant rank on forwarded rails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +108,10 @@ impl VerbsEnds {
         let gids = provider.gids()?;
         for neighbour in &neighbours {
             for end in &neighbour.ends {
+                if end.rail >= MAX_RAILS {
+                    let (value, what) = (end.rail as u64, "there are at most four");
+                    return Err(VerbsError::Setting { key: "rail", value, what });
+                }
                 places.push((neighbour.rank, end, gids.find(end.address)?));
             }
         }

@@ -466,3 +466,22 @@ fn a_device_whose_completions_are_lost_takes_all_rails_to_its_peers_along() {
         assert_eq!((fault.cause, fault.device.as_str()), (VerbsCause::DeviceGone, "d1c0r0"));
     }
 }
+
+#[test]
+fn the_only_rail_is_made_again_once_the_peer_cut_it() {
+    let world = World::new(&Topology::new(Shape::Path, 2, 1).unwrap(), DoubleSettings::default());
+    let ends = [(world.end(0, 1, 0), world.end(1, 0, 0))];
+    let mut bed = Bed::join(world, [0, 1], &ends, quick()).unwrap();
+    bed.post(0, 1);
+    bed.world.inject(Fault::Complete { end: END, status: 12, vendor_error: 0x81 });
+    bed.until("word at the sender", |bed| bed.down(0, 0).is_some());
+    assert_eq!(bed.devices[1].remake(0, 0), None, "the peer's end is up");
+    bed.devices[1].cut(0, 0);
+    bed.until("word at the peer", |bed| bed.down(1, 0).is_some());
+    let told = [bed.devices[0].remake(1, 0).unwrap(), bed.devices[1].remake(0, 0).unwrap()];
+    bed.devices[0].reconnect(1, 0, &told[1]).unwrap();
+    bed.devices[1].reconnect(0, 0, &told[0]).unwrap();
+    bed.post(0, 2);
+    bed.until("the write", |bed| bed.done() == 1);
+    assert_eq!(bed.flag(), 2);
+}
