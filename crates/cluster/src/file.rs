@@ -62,6 +62,25 @@ pub enum TagKind {
     SourcePort,
 }
 
+/// What marks packets that are to be passed on, and passes them on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MarkerKind {
+    /// The NICs: programs mark packets in the sender's, filters in hardware pass them on.
+    #[default]
+    Nic,
+    /// The kernels' traffic control: filters of the sender mark packets as they leave, filters between pass them on.
+    /// For RDMA devices that are software (soft-RoCE), whose links take no filter into hardware.
+    Tc,
+}
+
+impl MarkerKind {
+    /// Whether it is the default: what does not stand in files and digests.
+    pub fn is_nic(&self) -> bool {
+        *self == Self::Nic
+    }
+}
+
 /// A cluster as its owner describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,6 +93,9 @@ pub struct ClusterFile {
     /// How such packets are told.
     #[serde(default)]
     pub tag: TagKind,
+    /// What marks them and passes them on.
+    #[serde(default, skip_serializing_if = "MarkerKind::is_nic")]
+    pub marker: MarkerKind,
     /// MTU of every netdev of a cable, in bytes.
     #[serde(default = "default_mtu_bytes")]
     pub mtu_bytes: u32,

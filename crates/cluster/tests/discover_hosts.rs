@@ -63,6 +63,7 @@ fn state(name: &str, netdevs: Vec<Netdev>) -> HostState {
         routes: Seen::Known(Vec::new()),
         neighbours: unmeasured(),
         filters: unmeasured(),
+        egress: unmeasured(),
         devlink: unmeasured(),
         eswitch: unmeasured(),
         lldp: Seen::Known(Vec::new()),

@@ -193,3 +193,24 @@ fn neighbours_have_a_safe_label_where_ports_are_tags() {
         assert_eq!(plan.flow_label(&plan.path(0, 2).unwrap().rails[0]), forwarded);
     }
 }
+
+/// 0.75 × 512 KiB, as published, divided by the rails that share a function: on a path of four the middle hosts pass
+/// two on, on a cycle of eight up to six.
+#[test]
+fn windows_are_as_published() {
+    let windows = |file: &ClusterFile| {
+        let plan = plan(file);
+        let forwarded = plan.paths.iter().filter(|path| path.kind == PathKind::Forwarded);
+        let mut windows: Vec<u64> = forwarded
+            .flat_map(|path| {
+                (0..path.rails.len()).map(|rail| plan.forward_window_bytes(path, rail))
+            })
+            .collect();
+        windows.sort_unstable();
+        windows.dedup();
+        windows
+    };
+    assert_eq!(windows(&ring(4)), [393_216]);
+    assert_eq!(windows(&path(4)), [393_216 / 2]);
+    assert_eq!(windows(&ring(8)), [6, 5, 4, 3].map(|load| 393_216 / load));
+}

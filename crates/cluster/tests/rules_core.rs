@@ -14,3 +14,5 @@ mod refusals;
 mod scripts;
 #[path = "rules/simulator.rs"]
 mod simulator;
+#[path = "rules/software.rs"]
+mod software;

@@ -132,6 +132,8 @@ pub enum PostError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RailFault {
+    /// There never was a working queue pair: why.
+    Absent(String),
     /// A frame failed a check: which one, and what was found.
     BadFrame(String),
     /// Somebody cut it on purpose.
@@ -149,6 +151,7 @@ pub enum RailFault {
 impl fmt::Display for RailFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Absent(why) => f.write_str(why),
             Self::BadFrame(what) => write!(f, "a bad frame arrived: {what}"),
             Self::Cut => f.write_str("it was cut"),
             Self::Io(what) => write!(f, "the system reported: {what}"),
@@ -231,7 +234,7 @@ pub trait Device: Send {
     /// Why not, in one line; the rail stays down.
     fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
         let _ = (peer, rail, told);
-        Err("not supported".to_owned())
+        Err("this transport makes no rail anew".to_owned())
     }
 
     /// Flips one bit of the next frame sent to `peer`: a fault for tests. Answers false where

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | bells | the words that sleeping threads wait on | 2 lines |
 //! | beacons | a copy of each rank's beacon | `ranks` × 128 |
-//! | proofs | what each rail carried at set-up, and its echo | `ranks` × rails × 2 lines |
+//! | proofs | what each rail is to carry, carried, and echoed | `ranks` × rails × 3 lines |
 //! | flags | exchange, ring and acknowledgement flags | a line each |
 //! | relay flags | arrivals and credits of each relayed flow | a line each |
 //! | slots | two for each source | `ranks` × 2 × slot |
@@ -84,6 +84,19 @@ const FLAG_BYTES: u64 = 8;
 pub const SMALL_BYTES_MAX: u64 = 28;
 const _: () = assert!(FLAG_BYTES + 2 * SMALL_BYTES_MAX <= LINE_BYTES);
 
+/// The bytes of a rail's proof in one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProofBytes {
+    /// What this rank sends.
+    Own,
+    /// What the peer sent.
+    Peers,
+    /// What the peer sent back.
+    Echo,
+}
+
+const PROOF_LINES: u64 = 3;
+
 /// One relayed flow: bytes from a source to a distant rank over one of their lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
@@ -147,7 +160,7 @@ impl Layout {
             start
         };
         let beacons = take(ranks * BEACON_BYTES);
-        let proofs = take(ranks * MAX_RAILS as u64 * 2 * LINE_BYTES);
+        let proofs = take(ranks * MAX_RAILS as u64 * PROOF_LINES * LINE_BYTES);
         let flags = take(ranks * 4 * LANES_MAX as u64 * LINE_BYTES);
         let arrivals = take(most_relayed * LINE_BYTES);
         let credits = take(most_credited * LINE_BYTES);
@@ -193,9 +206,9 @@ impl Layout {
         self.beacons + of as u64 * BEACON_BYTES
     }
 
-    /// Where the proof bytes from `src` over a rail land, and where its echo does.
-    pub fn proof(&self, src: usize, rail: usize, echo: bool) -> u64 {
-        let line = (src * MAX_RAILS + rail) as u64 * 2 + u64::from(echo);
+    /// Where the proof bytes exchanged with `peer` over a rail lie.
+    pub fn proof(&self, peer: usize, rail: usize, what: ProofBytes) -> u64 {
+        let line = (peer * MAX_RAILS + rail) as u64 * PROOF_LINES + what as u64;
         self.proofs + line * LINE_BYTES
     }
 
@@ -288,8 +301,9 @@ mod tests {
                 for src in 0..ranks {
                     parts.push((layout.beacon(src), BEACON_BYTES));
                     for rail in 0..MAX_RAILS {
-                        parts.push((layout.proof(src, rail, false), 64));
-                        parts.push((layout.proof(src, rail, true), 64));
+                        for what in [ProofBytes::Own, ProofBytes::Peers, ProofBytes::Echo] {
+                            parts.push((layout.proof(src, rail, what), 64));
+                        }
                     }
                     for channel in
                         [Channel::Exchange, Channel::Ring, Channel::RingAck, Channel::Proof]

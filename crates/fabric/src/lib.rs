@@ -44,8 +44,10 @@ pub use layout::{
     BEACON_BYTES, Channel, FIRST_VALUE, Flow, LANES_MAX, LINE_BYTES, Layout, MAILBOX_DEPTH,
     MAILBOX_HEAD_BYTES, SMALL_BYTES_MAX, Sizes,
 };
-pub use proof::Unproven;
+pub use proof::{Probe, Unproven};
 pub use reduce::{ReduceError, Reduction, Scalar, Source, Target, reduce};
 pub use region::{OutOfRegion, Region};
-pub use topology::{Cable, Lane, MAX_RAILS, MAX_RANKS, Shape, Topology, TopologyError};
+pub use topology::{
+    Cable, DistantRail, Lane, MAX_RAILS, MAX_RANKS, Shape, Topology, TopologyError, Way,
+};
 pub use wiring::{DataAddresses, Transport, Wiring, WiringError, WiringSettings};

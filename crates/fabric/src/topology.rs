@@ -74,6 +74,14 @@ pub enum TopologyError {
     /// A shape that is none of ours.
     #[error("unknown topology {0:?}: use ring, full or path")]
     UnknownShape(String),
+    /// A way that these cables do not allow.
+    #[error("{way} is no way between distant ranks: {why}")]
+    Way {
+        /// The ranks it would visit.
+        way: Way,
+        /// What is wrong with it.
+        why: &'static str,
+    },
 }
 
 /// A cable between two ranks, the lower one first.
@@ -101,25 +109,72 @@ impl fmt::Display for Cable {
     }
 }
 
-/// One way from a rank to another: the ranks it visits, and the rail it prefers on each cable.
+/// A rail between two distant ranks, in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DistantRail {
+    /// The lower rank.
+    pub low: usize,
+    /// The higher rank.
+    pub high: usize,
+    /// The number of the rail.
+    pub rail: usize,
+}
+
+impl fmt::Display for DistantRail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { low, high, rail } = self;
+        write!(f, "paths {low}→{high} and {high}→{low} over rail {rail}")
+    }
+}
+
+/// How one rail gets from a rank to a distant one; the other direction visits the same ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The ranks visited, both ends included, the lower end first.
+    pub hops: Vec<usize>,
+    /// The number of the rail among those of this pair.
+    pub rail: usize,
+    /// Whether NICs of the ranks between pass packets on; else those ranks receive and re-send.
+    pub forwarded: bool,
+}
+
+impl Way {
+    fn distant_rail(&self) -> Option<DistantRail> {
+        let (&low, &high) = (self.hops.first()?, self.hops.last()?);
+        Some(DistantRail { low, high, rail: self.rail })
+    }
+}
+
+impl fmt::Display for Way {
+    /// `0>1>2` where it is forwarded, `0-1-2` where it is relayed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.forwarded { ">" } else { "-" };
+        let hops: Vec<_> = self.hops.iter().map(ToString::to_string).collect();
+        f.write_str(&hops.join(sign))
+    }
+}
+
+/// How a share of the bytes gets from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     hops: Vec<usize>,
     rail: usize,
+    through: Vec<usize>,
 }
 
 impl Lane {
-    /// The ranks visited, source and destination included.
+    /// The ranks whose memory it visits, source and destination included.
     pub fn hops(&self) -> &[usize] {
         &self.hops
     }
 
-    /// The rail used on every cable of the lane while that rail works.
+    /// The rail used on every cable of the lane while that rail works; of a forwarded one, the
+    /// rail of its queue pair.
     pub fn rail(&self) -> usize {
         self.rail
     }
 
-    /// True when no other rank lies between.
+    /// True when no other rank's memory lies between: a direct or forwarded lane.
     pub fn is_direct(&self) -> bool {
         self.hops.len() == 2
     }
@@ -127,6 +182,11 @@ impl Lane {
     /// The ranks that re-send what travels on this lane.
     pub fn relays(&self) -> &[usize] {
         &self.hops[1..self.hops.len() - 1]
+    }
+
+    /// The ranks whose NICs pass packets of this lane on.
+    pub fn through(&self) -> &[usize] {
+        &self.through
     }
 }
 
@@ -136,17 +196,17 @@ pub struct Topology {
     ranks: usize,
     rails: usize,
     cables: Vec<Cable>,
+    /// The rails of distant pairs that a plan gives, by pair and rail.
+    ways: Vec<Way>,
     /// `lanes[src * ranks + dst]`; empty on the diagonal.
     lanes: Vec<Vec<Lane>>,
 }
 
 impl fmt::Display for Topology {
-    /// The cables: `0-1 0-3 1-2 2-3`.
+    /// The cables and the ways: `0-1 0-3 1-2 2-3 0>1>2 0>3>2`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, cable) in self.cables.iter().enumerate() {
-            write!(f, "{}{cable}", if index > 0 { " " } else { "" })?;
-        }
-        Ok(())
+        f.write_str(&self.cables_text())?;
+        self.ways.iter().try_for_each(|way| write!(f, " {way}"))
     }
 }
 
@@ -192,23 +252,86 @@ impl Topology {
         cables.retain(|cable| cable.high < ranks && cable.low != cable.high);
         cables.sort_unstable();
         cables.dedup();
-        let mut topology = Self { ranks, rails, cables, lanes: Vec::new() };
-        for src in 0..ranks {
-            for dst in 0..ranks {
-                let lanes = if src == dst { Vec::new() } else { topology.find_lanes(src, dst)? };
-                topology.lanes.push(lanes);
-            }
-        }
-        Ok(topology)
+        Self { ranks, rails, cables, ways: Vec::new(), lanes: Vec::new() }.with_lanes()
     }
 
-    /// The same group with some cables cut: what was direct becomes relayed.
+    /// The same group with the ways a plan has for distant ranks, instead of the shortest ones.
+    ///
+    /// # Errors
+    /// A way that is none.
+    pub fn with_ways(mut self, mut ways: Vec<Way>) -> Result<Self, TopologyError> {
+        ways.sort_by_key(Way::distant_rail);
+        for way in &ways {
+            let wrong = |why| TopologyError::Way { way: way.clone(), why };
+            let Some(of) = way.distant_rail().filter(|of| of.low < of.high) else {
+                return Err(wrong("the lower of two ranks comes first"));
+            };
+            let others = |&&hop: &&usize| hop == of.low || hop == of.high;
+            if way.hops.iter().filter(others).count() != 2 || way.hops.len() > self.ranks {
+                return Err(wrong("it visits a rank twice"));
+            }
+            if self.are_neighbours(of.low, of.high) {
+                return Err(wrong("a cable joins the two"));
+            }
+            if way.rail >= MAX_RAILS {
+                return Err(wrong("its rail is beyond the most"));
+            }
+            if ways.iter().filter(|other| other.distant_rail() == Some(of)).count() > 1 {
+                return Err(wrong("another one has its rail"));
+            }
+            if !self.allows(way) {
+                return Err(wrong("there is no such cable"));
+            }
+        }
+        self.ways = ways;
+        self.with_lanes()
+    }
+
+    /// The same group with some cables cut: what was direct becomes relayed, and what was
+    /// forwarded over them takes other ways.
     ///
     /// # Errors
     /// A pair of ranks left with no path.
     pub fn without(&self, cut: &[Cable]) -> Result<Self, TopologyError> {
-        let left = self.cables.iter().copied().filter(|cable| !cut.contains(cable)).collect();
-        Self::of_cables(self.ranks, self.rails, left)
+        let mut left = self.clone();
+        left.cables.retain(|cable| !cut.contains(cable));
+        left.with_lanes()
+    }
+
+    /// The same group where some forwarded rails are relayed, over the same ranks.
+    #[must_use]
+    pub fn relaying(&self, rails: impl Fn(DistantRail) -> bool) -> Self {
+        let mut other = self.clone();
+        for way in &mut other.ways {
+            way.forwarded &= !way.distant_rail().is_some_and(&rails);
+        }
+        // The cables are the same, so every pair still has its lanes.
+        other.clone().with_lanes().unwrap_or(other)
+    }
+
+    /// The forwarded rails of all pairs, in order, with the ranks each visits from the lower end.
+    pub fn forwarded(&self) -> impl Iterator<Item = (DistantRail, &[usize])> {
+        let used = self.ways.iter().filter(|way| way.forwarded && self.allows(way));
+        used.filter_map(|way| Some((way.distant_rail()?, way.hops.as_slice())))
+    }
+
+    fn with_lanes(mut self) -> Result<Self, TopologyError> {
+        self.lanes.clear();
+        for src in 0..self.ranks {
+            for dst in 0..self.ranks {
+                let lanes = if src == dst { Vec::new() } else { self.find_lanes(src, dst)? };
+                self.lanes.push(lanes);
+            }
+        }
+        Ok(self)
+    }
+
+    fn allows(&self, way: &Way) -> bool {
+        way.hops.windows(2).all(|pair| self.are_neighbours(pair[0], pair[1]))
+    }
+
+    fn cables_text(&self) -> String {
+        self.cables.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     }
 
     /// How many ranks there are.
@@ -236,6 +359,25 @@ impl Topology {
         (0..self.ranks).filter(move |&other| self.are_neighbours(rank, other))
     }
 
+    /// The rails on which two ranks have queue pairs: those of their cable, or the forwarded ones.
+    pub fn link_rails(&self, a: usize, b: usize) -> Vec<usize> {
+        if a == b || a >= self.ranks || b >= self.ranks {
+            return Vec::new();
+        }
+        let direct = self.lanes(a, b).iter().filter(|lane| lane.is_direct());
+        direct.map(Lane::rail).collect()
+    }
+
+    /// True when two ranks have a queue pair: a cable joins them, or forwarded packets reach.
+    pub fn is_linked(&self, a: usize, b: usize) -> bool {
+        !self.link_rails(a, b).is_empty()
+    }
+
+    /// The ranks to which this one has queue pairs, in order.
+    pub fn linked(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.ranks).filter(move |&other| self.is_linked(rank, other))
+    }
+
     /// The lanes from one rank to another; none from a rank to itself.
     pub fn lanes(&self, src: usize, dst: usize) -> &[Lane] {
         &self.lanes[src * self.ranks + dst]
@@ -248,21 +390,46 @@ impl Topology {
 
     fn find_lanes(&self, src: usize, dst: usize) -> Result<Vec<Lane>, TopologyError> {
         if self.are_neighbours(src, dst) {
-            return Ok((0..self.rails).map(|rail| Lane { hops: vec![src, dst], rail }).collect());
+            let direct = |rail| Lane { hops: vec![src, dst], rail, through: Vec::new() };
+            return Ok((0..self.rails).map(direct).collect());
+        }
+        let given = self.ways.iter().filter(|way| self.allows(way));
+        let given: Vec<_> = given.filter_map(|way| self.lane_of(way, src, dst)).collect();
+        if !given.is_empty() {
+            return Ok(given);
         }
         let first = self.shortest(src, dst, &[]).ok_or_else(|| TopologyError::Disconnected {
             from: src,
             to: dst,
-            cables: self.to_string(),
+            cables: self.cables_text(),
         })?;
         // The other way round carries the other half, unless it is much longer: the slower half
         // decides when a transfer is done.
         let second = self
             .shortest(src, dst, &first[1..first.len() - 1])
             .filter(|other| other.len() <= first.len() + 1);
-        let mut lanes = vec![Lane { hops: first, rail: 0 }];
-        lanes.extend(second.map(|hops| Lane { hops, rail: self.rails - 1 }));
+        let relayed = |hops, rail| Lane { hops, rail, through: Vec::new() };
+        let mut lanes = vec![relayed(first, 0)];
+        lanes.extend(second.map(|hops| relayed(hops, self.rails - 1)));
         Ok(lanes)
+    }
+
+    /// What a way is from `src` to `dst`; none if it is of another pair.
+    fn lane_of(&self, way: &Way, src: usize, dst: usize) -> Option<Lane> {
+        let of = way.distant_rail()?;
+        if (of.low, of.high) != (src.min(dst), src.max(dst)) {
+            return None;
+        }
+        let mut hops = way.hops.clone();
+        if src > dst {
+            hops.reverse();
+        }
+        Some(if way.forwarded {
+            let through = hops[1..hops.len() - 1].to_vec();
+            Lane { hops: vec![src, dst], rail: way.rail, through }
+        } else {
+            Lane { hops, rail: way.rail.min(self.rails - 1), through: Vec::new() }
+        })
     }
 
     /// Breadth first, lower ranks first, so that every rank finds the same path.
@@ -321,6 +488,70 @@ mod tests {
         assert_eq!(hops(&cut, 0, 1), [[0, 3, 2, 1]]);
         let twice = cut.without(&[Cable::between(2, 3)]);
         assert!(matches!(twice, Err(TopologyError::Disconnected { .. })), "{twice:?}");
+    }
+
+    fn forwarded_ring() -> Topology {
+        let way = |hops: &[usize], rail| Way { hops: hops.to_vec(), rail, forwarded: true };
+        let ways =
+            vec![way(&[1, 2, 3], 1), way(&[0, 1, 2], 0), way(&[1, 0, 3], 0), way(&[0, 3, 2], 1)];
+        Topology::new(Shape::Ring, 4, 2).unwrap().with_ways(ways).unwrap()
+    }
+
+    #[test]
+    fn a_forwarded_rail_is_a_link_of_its_own() {
+        let ring = forwarded_ring();
+        assert_eq!(ring.to_string(), "0-1 0-3 1-2 2-3 0>1>2 0>3>2 1>0>3 1>2>3");
+        let through = |src, dst| -> Vec<_> {
+            ring.lanes(src, dst).iter().map(|lane| (lane.rail(), lane.through().to_vec())).collect()
+        };
+        assert_eq!(through(0, 2), [(0, vec![1]), (1, vec![3])]);
+        assert_eq!(through(3, 1), [(0, vec![0]), (1, vec![2])]);
+        assert_eq!(hops(&ring, 2, 0), [[2, 0], [2, 0]]);
+        assert_eq!(ring.link_rails(2, 0), [0, 1]);
+        assert_eq!(ring.linked(0).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(ring.neighbours(0).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(ring.forwarded().count(), 4);
+    }
+
+    #[test]
+    fn a_rail_that_is_not_forwarded_is_relayed_over_the_same_ranks() {
+        let some = forwarded_ring().relaying(|of| (of.low, of.rail) == (0, 1));
+        assert_eq!(hops(&some, 0, 2), [vec![0, 2], vec![0, 3, 2]]);
+        assert_eq!(hops(&some, 2, 0), [vec![2, 0], vec![2, 3, 0]]);
+        assert_eq!(some.link_rails(0, 2), [0]);
+        assert_eq!(some.lanes(0, 2)[1].rail(), 1);
+        let none = forwarded_ring().relaying(|_| true);
+        assert_eq!(none.linked(0).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(none.to_string(), "0-1 0-3 1-2 2-3 0-1-2 0-3-2 1-0-3 1-2-3");
+    }
+
+    #[test]
+    fn a_cut_cable_takes_the_ways_over_it() {
+        let cut = forwarded_ring().without(&[Cable::between(0, 1)]).unwrap();
+        assert_eq!(hops(&cut, 0, 2), [[0, 2]], "what is left is forwarded by way of 3");
+        assert_eq!(cut.link_rails(0, 2), [1]);
+        assert_eq!(hops(&cut, 0, 1), [[0, 3, 2, 1]]);
+        assert_eq!(hops(&cut, 3, 1), [[3, 1]]);
+    }
+
+    #[test]
+    fn what_is_no_way_is_refused() {
+        let ring = || Topology::new(Shape::Ring, 4, 2).unwrap();
+        let way = |hops: &[usize], rail| Way { hops: hops.to_vec(), rail, forwarded: true };
+        for ways in [
+            vec![way(&[2, 1, 0], 0)],
+            vec![way(&[0, 2], 0)],
+            vec![way(&[0, 1], 0)],
+            vec![way(&[0, 1, 0, 3, 2], 0)],
+            vec![way(&[0, 1, 2], MAX_RAILS)],
+            vec![way(&[0, 1, 2], 0), way(&[0, 3, 2], 0)],
+            vec![way(&[0], 0)],
+            vec![way(&[], 0)],
+            vec![way(&[0, 1, 2, 7], 0)],
+        ] {
+            let refused = ring().with_ways(ways.clone());
+            assert!(matches!(refused, Err(TopologyError::Way { .. })), "{ways:?}: {refused:?}");
+        }
     }
 
     #[test]

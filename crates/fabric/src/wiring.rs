@@ -18,7 +18,9 @@ use crate::region::Region;
 use crate::shm::{Handover, HandoverError, ShmDevice, ShmParker};
 use crate::tcp::{ConnectError, PeerEndpoint, TcpSetup};
 use crate::topology::Topology;
-use crate::verbs::{VerbsEnd, VerbsEnds, VerbsError, VerbsNeighbour, VerbsSettings, VerbsSetup};
+use crate::verbs::{
+    Forwarded, VerbsEnd, VerbsEnds, VerbsError, VerbsNeighbour, VerbsSettings, VerbsSetup,
+};
 
 /// What carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +85,20 @@ pub struct DataAddresses {
     pub any: Vec<IpAddr>,
     /// Towards a neighbour: an address for each rail, the last for all further ones.
     pub towards: BTreeMap<usize, Vec<IpAddr>>,
+    /// Towards a distant rank, on a rail that is forwarded: where packets leave, and how they are told from others.
+    pub forwarded: BTreeMap<(usize, usize), (IpAddr, Forwarded)>,
 }
 
 impl DataAddresses {
     /// One address for everything.
     pub fn one(address: IpAddr) -> Self {
-        Self { any: vec![address], towards: BTreeMap::new() }
+        Self { any: vec![address], ..Self::default() }
+    }
+
+    /// Each of them, some perhaps more than once.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> {
+        let forwarded = self.forwarded.values().map(|(address, _)| address);
+        self.any.iter().chain(self.towards.values().flatten()).chain(forwarded).copied()
     }
 
     fn of(&self, peer: usize, rail: usize) -> Option<IpAddr> {
@@ -158,7 +168,6 @@ impl WiringError {
             | Self::Connect(
                 ConnectError::Missing { peer, .. } | ConnectError::Refused { peer, .. },
             ) => Some(*peer),
-            Self::Verbs { source, .. } => source.broken_peer(),
             _ => None,
         }
     }
@@ -226,7 +235,7 @@ impl Wiring {
             }
             Transport::Verbs => {
                 let region = private(rank, bytes)?;
-                let neighbours = verbs_neighbours(rank, &topology, &settings.addresses)?;
+                let neighbours = verbs_ends(rank, &topology, &settings.addresses)?;
                 let setup = VerbsSetup {
                     rank,
                     neighbours,
@@ -249,7 +258,15 @@ impl Wiring {
         }
     }
 
-    /// Connects to the neighbours, whose blobs are given by rank. Nothing may be put before every
+    /// The devices in use, by the rank at the other end and the rail; none where there are no devices.
+    pub fn devices(&self) -> Vec<(usize, usize, String)> {
+        match &self.prepared {
+            Prepared::Verbs { ends, .. } => ends.devices(),
+            Prepared::Shm(_) | Prepared::Tcp { .. } => Vec::new(),
+        }
+    }
+
+    /// Connects to the peers, whose blobs are given by rank. Nothing may be put before every
     /// rank has come back from this.
     ///
     /// # Errors
@@ -359,22 +376,26 @@ fn private(rank: usize, bytes: u64) -> Result<Arc<Region>, WiringError> {
     Region::private(bytes).map(Arc::new).map_err(system)
 }
 
-/// The own address towards each neighbour on each rail.
-fn verbs_neighbours(
+/// The own end towards each rank with queue pairs, on each rail.
+fn verbs_ends(
     rank: usize,
     topology: &Topology,
     addresses: &DataAddresses,
 ) -> Result<Vec<VerbsNeighbour>, WiringError> {
-    let of_peer = |peer| {
-        let end = |rail| {
-            let address = addresses.of(peer, rail)?;
-            Some(VerbsEnd { rail, address, forwarded: None })
-        };
-        let ends = (0..topology.rails()).map(end);
-        let ends = ends.collect::<Option<_>>().ok_or(WiringError::NoAddress { rank, peer })?;
-        Ok(VerbsNeighbour { rank: peer, ends })
+    let end = |peer, rail| -> Result<VerbsEnd, WiringError> {
+        let none = WiringError::NoAddress { rank, peer };
+        if topology.are_neighbours(rank, peer) {
+            let address = addresses.of(peer, rail).ok_or(none)?;
+            return Ok(VerbsEnd { rail, address, forwarded: None });
+        }
+        let (address, forwarded) = addresses.forwarded.get(&(peer, rail)).copied().ok_or(none)?;
+        Ok(VerbsEnd { rail, address, forwarded: Some(forwarded) })
     };
-    topology.neighbours(rank).map(of_peer).collect()
+    let of_peer = |peer| {
+        let ends = topology.link_rails(rank, peer).into_iter().map(|rail| end(peer, rail));
+        Ok(VerbsNeighbour { rank: peer, ends: ends.collect::<Result<_, _>>()? })
+    };
+    topology.linked(rank).map(of_peer).collect()
 }
 
 /// A listener for each address, and which of them is for which neighbour and rail.
@@ -423,6 +444,7 @@ mod tests {
         let addresses = DataAddresses {
             any: vec![local(1)],
             towards: BTreeMap::from([(1, vec![local(2), local(3)])]),
+            ..DataAddresses::default()
         };
         let (listeners, places) = listen(0, &topology, &addresses).unwrap();
         assert_eq!(listeners.len(), 3);

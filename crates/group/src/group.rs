@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use fabric::{Buffer, Element, Fabric, Reduction, Transport, bytes_of, bytes_of_mut};
+use fabric::{Buffer, Element, Fabric, Reduction, bytes_of, bytes_of_mut};
 
 use crate::beacon::Phase;
 use crate::collective::{CollectiveError, Collectives, Data, Operation, Schedule, ScheduleTable};
 use crate::control::mesh::Control;
 use crate::control::view::{ClusterView, SupervisorNote};
+use crate::member::Carrier;
 use crate::pulse::Pulse;
 use crate::rendezvous::MemberInfo;
 use crate::telemetry::Telemetry;
@@ -34,7 +35,7 @@ pub struct Group {
     fabric: Arc<Fabric>,
     control: Arc<Control>,
     epoch: u32,
-    transport: Transport,
+    carrier: Carrier,
     members: Vec<MemberInfo>,
     telemetry: Telemetry,
     interrupted: Arc<AtomicBool>,
@@ -46,7 +47,7 @@ impl Group {
         collectives: Collectives<ControlWatch>,
         control: Arc<Control>,
         epoch: u32,
-        transport: Transport,
+        carrier: Carrier,
         members: Vec<MemberInfo>,
         telemetry: Telemetry,
     ) -> Self {
@@ -56,7 +57,7 @@ impl Group {
             collectives,
             control,
             epoch,
-            transport,
+            carrier,
             members,
             telemetry,
             interrupted: Arc::default(),
@@ -78,9 +79,9 @@ impl Group {
         self.epoch
     }
 
-    /// What carries the bytes.
-    pub fn transport(&self) -> Transport {
-        self.transport
+    /// What carries the bytes, and why.
+    pub fn carrier(&self) -> &Carrier {
+        &self.carrier
     }
 
     /// The ranks and their hosts.

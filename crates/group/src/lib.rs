@@ -5,6 +5,7 @@ pub mod collective;
 pub mod control;
 mod group;
 mod member;
+mod paths;
 pub mod patience;
 mod pulse;
 pub mod rendezvous;
@@ -16,6 +17,7 @@ mod watch;
 
 pub use fabric::auth;
 pub use group::{Group, Informant};
-pub use member::{CutRails, FormError, Member, MemberOptions, TransportChoice};
+pub use member::{Carrier, CutRails, FormError, Member, MemberOptions, TransportChoice};
+pub use paths::{Demotions, ForwardWitness, RuleHits};
 pub use telemetry::{Telemetry, record_of};
 pub use watch::ControlWatch;

@@ -11,13 +11,13 @@ use fabric::{
     Cable, DataAddresses, EndpointSettings, Fabric, OutOfRegion, Sizes, Topology, TopologyError,
     Transport, Waiting, Wiring, WiringError, WiringSettings,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::beacon::{BeaconCell, Phase, operation};
 use crate::collective::{Collectives, ScheduleTable};
 use crate::control::mesh::{Control, ControlError, ControlEvent, ControlOptions};
 use crate::control::view::CableNames;
 use crate::group::Group;
+use crate::paths::{Demotions, ForwardWitness, Paths, Round, RuleHits};
 use crate::patience::{Patience, PatienceKey};
 use crate::pulse::Pulse;
 use crate::rendezvous::{self, Host, HostOptions, JoinError, JoinRequest, Joined, MemberInfo};
@@ -35,10 +35,19 @@ const FIRST_SEQUENCE: u32 = u32::MAX - 31;
 /// What carries the bytes, or that the group may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// Shared memory when all ranks run on one machine, else TCP.
+    /// Shared memory when all ranks run on one machine, else RDMA when all of them can, else TCP.
     Auto,
     /// This one.
     Only(Transport),
+}
+
+/// What carries the bytes of an epoch, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carrier {
+    /// What carries them.
+    pub transport: Transport,
+    /// Why, in one line.
+    pub why: String,
 }
 
 /// Everything a rank brings along.
@@ -60,8 +69,17 @@ pub struct MemberOptions {
     pub address: IpAddr,
     /// Addresses of this machine for data.
     pub data_addresses: DataAddresses,
-    /// How the machines are cabled.
+    /// How the machines are cabled, and how distant ranks are reached. What is forwarded there is
+    /// so with RDMA only, and relayed otherwise.
     pub topology: Topology,
+    /// Whether it is an error that a rail which is to be forwarded cannot be.
+    pub forward_required: bool,
+    /// Sees what this host's rules pass on, where it passes on anything.
+    pub forward_witness: Option<Arc<dyn ForwardWitness>>,
+    /// Why this host cannot use RDMA, in one line; none where it can.
+    pub no_rdma: Option<String>,
+    /// Parameters of queue pairs.
+    pub verbs: VerbsSettings,
     /// What people call the cables; verdicts use these names.
     pub cable_names: CableNames,
     /// What carries the bytes.
@@ -89,6 +107,17 @@ pub enum FormError {
     /// The control plane did not start.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// A path that has to be forwarded cannot be.
+    #[error(
+        "rank {rank}: forward = required, and {what}; mend that (`railweave verify` tells more), or \
+         take forward = auto"
+    )]
+    ForwardRequired {
+        /// This rank.
+        rank: usize,
+        /// What cannot be forwarded, and why.
+        what: String,
+    },
     /// Rank 0 cannot host the rendezvous.
     #[error(
         "rank 0 cannot host the rendezvous at {address}: {source}; is it an address of this machine (master, or control in the cluster file), and the port free?"
@@ -147,17 +176,11 @@ impl FormError {
                     | JoinError::WrongToken { .. }
                     | JoinError::Protocol { .. }
                     | JoinError::Request { .. }
-            ) | Self::Host { .. }
+            ) | Self::ForwardRequired { .. }
+                | Self::Host { .. }
                 | Self::Topology(_)
         )
     }
-}
-
-/// What a rank says in a round of wiring.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Round {
-    blob: Vec<u8>,
-    broken: Vec<(usize, usize)>,
 }
 
 /// Rails that are cut on purpose and stay cut in later epochs: faults for tests.
@@ -191,6 +214,7 @@ pub struct Member {
     last_epoch: Option<u32>,
     host: Option<Host>,
     cut_rails: Arc<CutRails>,
+    demotions: Arc<Demotions>,
 }
 
 impl std::fmt::Debug for Member {
@@ -220,12 +244,18 @@ impl Member {
             last_epoch: None,
             host: None,
             cut_rails: Arc::default(),
+            demotions: Arc::default(),
         })
     }
 
     /// Rails that are cut on purpose.
     pub fn cut_rails(&self) -> Arc<CutRails> {
         Arc::clone(&self.cut_rails)
+    }
+
+    /// Forwarded rails that are relayed until they are promoted.
+    pub fn demotions(&self) -> Arc<Demotions> {
+        Arc::clone(&self.demotions)
     }
 
     /// Meets the others and forms the next epoch: agrees on the configuration, connects, and
@@ -252,7 +282,7 @@ impl Member {
             let mut joined = rendezvous::join(&self.request(), left)?;
             self.last_epoch = Some(joined.epoch);
             match self.wire(&mut joined, deadline) {
-                Ok((fabric, transport)) => return self.assemble(joined, fabric, transport),
+                Ok((fabric, carrier)) => return self.assemble(joined, fabric, carrier),
                 // Somebody left half-way; it is started again and everybody joins anew.
                 Err(FormError::Join(
                     error @ (JoinError::MemberLeft { .. } | JoinError::Connection { .. }),
@@ -273,6 +303,7 @@ impl Member {
             ("group.rails", options.topology.rails().to_string()),
             ("group.transport", format!("{:?}", options.transport)),
             ("group.table", options.table.to_string()),
+            ("group.forward_required", options.forward_required.to_string()),
             ("fabric.crc", options.crc.to_string()),
             ("fabric.slot_bytes", sizes.slot_bytes.to_string()),
             ("fabric.heap_bytes", sizes.heap_bytes.to_string()),
@@ -293,35 +324,29 @@ impl Member {
             host_id: options.host_id.clone(),
             ip: options.address,
             config,
-            blob: Vec::new(),
+            blob: options.no_rdma.clone().unwrap_or_default().into_bytes(),
         }
     }
 
-    /// Connects and proves; cables that fail are left out, and all ranks try again without them.
-    fn wire(
-        &self,
-        joined: &mut Joined,
-        deadline: Instant,
-    ) -> Result<(Fabric, Transport), FormError> {
+    /// Connects and proves; what fails is left out, and all ranks try again without it.
+    fn wire(&self, joined: &mut Joined, deadline: Instant) -> Result<(Fabric, Carrier), FormError> {
         let options = &self.options;
-        let planned = &options.topology;
-        let transport = match options.transport {
-            TransportChoice::Only(transport) => transport,
-            TransportChoice::Auto if on_one_machine(&joined.members) => Transport::Shm,
-            TransportChoice::Auto => Transport::Tcp,
-        };
-        let mut broken: Vec<Cable> = Vec::new();
-        let mut own = self.cut_cables(planned);
+        let rank = options.rank;
+        let carrier = choose(options.transport, &joined.members);
+        let transport = carrier.transport;
+        let planned = options.topology.relaying(|_| transport != Transport::Verbs);
+        let hosts: Vec<_> = joined.members.iter().map(|member| member.host_name.clone()).collect();
+        let mut paths =
+            Paths::new(rank, planned.clone(), self.demotions(), options.forward_required);
+        self.cut_cables(&planned).into_iter().for_each(|cable| paths.cut(cable));
         for _ in 0..ROUNDS_MAX {
-            let topology = Arc::new(planned.without(&broken)?);
-            let wiring = Wiring::prepare(
-                options.rank,
-                Arc::clone(&topology),
-                self.wiring_settings(transport),
-            )?;
-            let round = Round { blob: wiring.blob(), broken: pairs(&own) };
-            let rounds = self.agree(joined, &round, deadline)?;
-            if merge(&mut broken, &rounds) {
+            let topology = Arc::new(paths.topology()?);
+            let settings = self.wiring_settings(transport);
+            let wiring = Wiring::prepare(rank, Arc::clone(&topology), settings)?;
+            let devices = wiring.devices();
+            let round = paths.tell(wiring.blob(), Vec::new(), devices.clone());
+            let rounds = self.agree(joined, round, deadline)?;
+            if paths.merge(&rounds, &hosts) {
                 continue;
             }
             let blobs: Vec<Vec<u8>> = rounds.into_iter().map(|round| round.blob).collect();
@@ -331,39 +356,94 @@ impl Member {
                 Err(error) => {
                     let Some(peer) = error.broken_peer() else { return Err(error.into()) };
                     tracing::warn!(%error, "a cable does not connect");
-                    own.push(Cable::between(options.rank, peer));
+                    paths.cut(Cable::between(rank, peer));
                     None
                 }
             };
             // Nobody puts before all are connected.
-            let round = Round { blob: Vec::new(), broken: pairs(&own) };
-            if merge(&mut broken, &self.agree(joined, &round, deadline)?) {
+            let round = paths.tell(Vec::new(), Vec::new(), devices.clone());
+            let rounds = self.agree(joined, round, deadline)?;
+            if paths.merge(&rounds, &hosts) {
                 continue;
             }
             let Some(fabric) = fabric else { continue };
             for (peer, rail) in self.cut_rails.list() {
                 fabric.with_endpoint(|endpoint| endpoint.cut(peer, rail));
             }
-            let patience = options.patience.get(PatienceKey::Wire);
-            let limit = deadline.min(Instant::now() + patience);
-            for rail in fabric.prove(joined.epoch, limit)? {
-                tracing::warn!(rail.peer, rail.rail, rail.why, "a rail failed its proof");
-            }
-            for peer in topology.neighbours(options.rank) {
-                if fabric.with_endpoint(|endpoint| endpoint.working_rails(peer)) == 0 {
-                    own.push(Cable::between(options.rank, peer));
-                }
-            }
-            let round = Round { blob: Vec::new(), broken: pairs(&own) };
-            if !merge(&mut broken, &self.agree(joined, &round, deadline)?) {
-                for cable in &broken {
-                    tracing::warn!(%cable, "a cable is out of use; its ranks are relayed");
-                }
-                return Ok((fabric, transport));
+            let hits = self.prove(&fabric, joined.epoch, deadline, &mut paths)?;
+            let round = paths.tell(Vec::new(), hits, devices);
+            let rounds = self.agree(joined, round, deadline)?;
+            if !paths.merge(&rounds, &hosts) {
+                self.report(&paths)?;
+                return Ok((fabric, carrier));
             }
         }
-        let broken = broken.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        Err(FormError::Unstable { rank: options.rank, broken })
+        let broken = paths.cables().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        Err(FormError::Unstable { rank, broken })
+    }
+
+    /// Proves every rail. What failed is added to `paths`; answers what this host's rules passed
+    /// on meanwhile.
+    fn prove(
+        &self,
+        fabric: &Fabric,
+        epoch: u32,
+        deadline: Instant,
+        paths: &mut Paths,
+    ) -> Result<Vec<RuleHits>, FormError> {
+        let options = &self.options;
+        let forwards = fabric.topology().forwarded().next().is_some();
+        let witness = options.forward_witness.as_ref().filter(|_| forwards);
+        let before = witness.map(|witness| witness.look()).unwrap_or_default();
+        let patience = options.patience.get(PatienceKey::Wire);
+        let limit = deadline.min(Instant::now() + patience);
+        let failed = fabric.prove(epoch, limit)?;
+        let mut after = witness.map(|witness| witness.look()).unwrap_or_default();
+        for hits in &mut after {
+            let same =
+                |one: &&RuleHits| (one.from, one.to, one.rail) == (hits.from, hits.to, hits.rail);
+            let earlier = before.iter().find(same).and_then(|one| one.packets).unwrap_or(0);
+            hits.packets = hits.packets.map(|now| now.saturating_sub(earlier));
+        }
+        for rail in failed {
+            let (peer, number, why) = (rail.peer, rail.rail, &rail.why);
+            tracing::warn!(peer, rail = number, why, "a rail failed its proof");
+            let neighbours = fabric.topology().are_neighbours(options.rank, rail.peer);
+            // A cable works as long as one of its rails does.
+            let works = fabric.with_endpoint(|endpoint| endpoint.working_rails(rail.peer)) > 0;
+            match (neighbours, works) {
+                (true, true) => {}
+                (true, false) => paths.cut(Cable::between(options.rank, rail.peer)),
+                (false, _) => paths.failed(rail.peer, rail.rail, &rail.why),
+            }
+        }
+        for peer in fabric.topology().neighbours(options.rank) {
+            if fabric.with_endpoint(|endpoint| endpoint.working_rails(peer)) == 0 {
+                paths.cut(Cable::between(options.rank, peer));
+            }
+        }
+        Ok(after)
+    }
+
+    /// Tells what is out of use.
+    fn report(&self, paths: &Paths) -> Result<(), FormError> {
+        for cable in paths.cables() {
+            tracing::warn!(%cable, "a cable is out of use; its ranks are relayed");
+        }
+        for (_, why) in paths.unproven() {
+            tracing::warn!("{why}");
+        }
+        for rail in paths.demoted() {
+            tracing::warn!("{rail} stay relayed until `railweave verify --again` has proven them");
+        }
+        let failed = paths.unproven().map(|(_, why)| why.clone());
+        let demoted = paths.demoted().map(|rail| format!("{rail} failed in an earlier epoch"));
+        let lost: Vec<_> = failed.chain(demoted).collect();
+        if self.options.forward_required && !lost.is_empty() {
+            let what = lost.join("; ");
+            return Err(FormError::ForwardRequired { rank: self.options.rank, what });
+        }
+        Ok(())
     }
 
     fn cut_cables(&self, planned: &Topology) -> Vec<Cable> {
@@ -384,7 +464,7 @@ impl Member {
             crc: options.crc,
             waiting: options.waiting,
             addresses: options.data_addresses.clone(),
-            verbs: VerbsSettings::default(),
+            verbs: options.verbs,
             token: options.token.clone(),
         }
     }
@@ -410,7 +490,7 @@ impl Member {
         &self,
         joined: Joined,
         fabric: Fabric,
-        transport: Transport,
+        carrier: Carrier,
     ) -> Result<Group, FormError> {
         let rank = self.options.rank;
         let Joined { epoch, members, streams, .. } = joined;
@@ -449,31 +529,37 @@ impl Member {
         watch.enter(Phase::Compute);
         let collectives =
             Collectives::new(Arc::clone(&fabric), watch, self.options.table, FIRST_SEQUENCE);
-        let pulse = Pulse::start(fabric, Arc::clone(&control), beacon, self.telemetry.clone())
+        let (telemetry, demotions) = (self.telemetry.clone(), self.demotions());
+        let pulse = Pulse::start(fabric, Arc::clone(&control), beacon, telemetry, demotions)
             .map_err(|source| FormError::Thread { rank, source })?;
         self.telemetry.formed(epoch, members.len());
         let telemetry = self.telemetry.clone();
-        Ok(Group::new(pulse, collectives, control, epoch, transport, members, telemetry))
+        Ok(Group::new(pulse, collectives, control, epoch, carrier, members, telemetry))
     }
+}
+
+fn choose(choice: TransportChoice, members: &[MemberInfo]) -> Carrier {
+    let (transport, why) = match choice {
+        TransportChoice::Only(transport) => (transport, "as asked for".to_owned()),
+        TransportChoice::Auto if on_one_machine(members) => {
+            let own = members.iter().find(|member| !member.blob.is_empty());
+            let rdma = own.map_or(String::new(), |member| {
+                format!("; {}", String::from_utf8_lossy(&member.blob))
+            });
+            (Transport::Shm, format!("all ranks run on one machine{rdma}"))
+        }
+        TransportChoice::Auto => match members.iter().find(|member| !member.blob.is_empty()) {
+            Some(without) => {
+                let MemberInfo { rank, host_name, blob, .. } = without;
+                let why = String::from_utf8_lossy(blob);
+                (Transport::Tcp, format!("no RDMA on rank {rank} (host {host_name}): {why}"))
+            }
+            None => (Transport::Verbs, "every host has RDMA devices".to_owned()),
+        },
+    };
+    Carrier { transport, why }
 }
 
 fn on_one_machine(members: &[MemberInfo]) -> bool {
     members.windows(2).all(|pair| pair[0].host_id == pair[1].host_id)
-}
-
-fn pairs(cables: &[Cable]) -> Vec<(usize, usize)> {
-    cables.iter().map(|cable| cable.ends()).collect()
-}
-
-/// Adds what any rank found broken; true if something is new.
-fn merge(broken: &mut Vec<Cable>, rounds: &[Round]) -> bool {
-    let before = broken.len();
-    for &(a, b) in rounds.iter().flat_map(|round| &round.broken) {
-        let cable = Cable::between(a, b);
-        if !broken.contains(&cable) {
-            broken.push(cable);
-        }
-    }
-    broken.sort_unstable();
-    broken.len() > before
 }

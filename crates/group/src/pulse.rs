@@ -6,11 +6,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::{Fabric, MAX_RAILS, Notice, PathKind};
+use fabric::{DistantRail, Fabric, MAX_RAILS, Notice, PathKind, RailFault};
 
 use crate::beacon::{BEACON_BYTES, Beacon, BeaconCell};
 use crate::control::mesh::Control;
 use crate::control::view::LinkReport;
+use crate::paths::Demotions;
 use crate::telemetry::Telemetry;
 use crate::verdict::Reason;
 
@@ -29,9 +30,11 @@ impl Pulse {
         control: Arc<Control>,
         beacon: Arc<BeaconCell>,
         telemetry: Telemetry,
+        demotions: Arc<Demotions>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
-        let mut beat = Beat { fabric, control, beacon, telemetry, counted: [[0; MAX_RAILS]; 2] };
+        let counted = [[0; MAX_RAILS]; 3];
+        let mut beat = Beat { fabric, control, beacon, telemetry, demotions, counted };
         let thread = std::thread::Builder::new()
             .name(format!("pulse-{}", beat.fabric.rank()))
             .spawn(move || beat.run(&stopped))?;
@@ -54,7 +57,8 @@ struct Beat {
     control: Arc<Control>,
     beacon: Arc<BeaconCell>,
     telemetry: Telemetry,
-    counted: [[u64; MAX_RAILS]; 2],
+    demotions: Arc<Demotions>,
+    counted: [[u64; MAX_RAILS]; 3],
 }
 
 impl Beat {
@@ -81,7 +85,7 @@ impl Beat {
     }
 
     fn hear_beacons(&self) {
-        for peer in self.fabric.topology().neighbours(self.fabric.rank()) {
+        for peer in self.fabric.topology().linked(self.fabric.rank()) {
             let mut bytes = [0; BEACON_BYTES + 4];
             let offset = self.fabric.layout().beacon(peer);
             if self.fabric.region().read(offset, &mut bytes).is_err() {
@@ -103,6 +107,13 @@ impl Beat {
                     let left =
                         self.fabric.look_at_endpoint(|endpoint| endpoint.working_rails(peer));
                     self.telemetry.rail_down(peer, rail);
+                    let rank = self.fabric.rank();
+                    // A rail that this rank or the other end took down has not failed.
+                    let failed = !matches!(fault, RailFault::PeerClosed | RailFault::Cut);
+                    if failed && !self.fabric.topology().are_neighbours(rank, peer) {
+                        let (low, high) = (rank.min(peer), rank.max(peer));
+                        self.demotions.demote(DistantRail { low, high, rail });
+                    }
                     let report = LinkReport {
                         from: self.fabric.rank() as u8,
                         to: peer as u8,
@@ -116,6 +127,7 @@ impl Beat {
                         self.control.propose(Reason::LinkDown { report });
                     }
                 }
+                Notice::RailUp { peer, rail } => tracing::warn!(peer, rail, "a rail is back"),
                 // Told above with the last rail.
                 Notice::LinkDown(_) => {}
                 Notice::BadChunk(error) => {
@@ -139,6 +151,7 @@ impl Beat {
         let Some(metrics) = &self.telemetry.metrics else { return };
         let kinds = [
             (PathKind::Direct, observe::PathKind::Direct),
+            (PathKind::Forwarded, observe::PathKind::Forwarded),
             (PathKind::Relayed, observe::PathKind::Relayed),
         ];
         for (row, (kind, word)) in kinds.into_iter().enumerate() {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
+use fabric::verbs::VerbsSettings;
 use fabric::{
     DataAddresses, EndpointSettings, Reduction, Shape, Sizes, Topology, Transport, Waiting,
 };
@@ -36,6 +37,10 @@ fn member(rank: usize, size: usize, master: SocketAddr, transport: Transport) ->
         address: Ipv4Addr::LOCALHOST.into(),
         data_addresses: DataAddresses::one(Ipv4Addr::LOCALHOST.into()),
         topology: Topology::new(Shape::Ring, size, 2).unwrap(),
+        forward_required: false,
+        forward_witness: None,
+        no_rdma: None,
+        verbs: VerbsSettings::default(),
         cable_names: CableNames::new(),
         transport: TransportChoice::Only(transport),
         sizes: Sizes { slot_bytes: 16 << 10, heap_bytes: 1 << 20, relay_chunk_bytes: 4 << 10 },

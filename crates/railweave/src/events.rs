@@ -61,6 +61,13 @@ pub enum Event {
         /// Paths to prove.
         total: u32,
     },
+    /// What carries the bytes was decided.
+    Carrier {
+        /// The transport.
+        transport: String,
+        /// Why it is this one, in one line.
+        why: String,
+    },
     /// The rank answers HTTP.
     Listening {
         /// Where it serves metrics and health.
@@ -202,10 +209,16 @@ impl EventSink {
     }
 }
 
+/// What carries the bytes, and why, for a person.
+pub(crate) fn carried(transport: &str, why: &str) -> String {
+    format!("bytes travel by {transport}: {why}")
+}
+
 /// What a person at a rank wants to know: where it serves, and that it does.
 fn in_words(rank: u32, event: &Event) -> Option<String> {
     Some(match event {
         Event::Rendezvous { after: None, .. } => format!("rank {rank} waits for the other ranks"),
+        Event::Carrier { transport, why } => carried(transport, why),
         Event::Listening { metrics, api: Some(api) } => {
             format!("rank {rank} serves http://{api}/v1, metrics at http://{metrics}/metrics")
         }

@@ -1,14 +1,14 @@
 //! Where a rank sits in the machine room: what the cluster file and its plan say of this host.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cluster::address::Mac;
-use cluster::file::{ClusterFile, FileError, MAX_BYTES};
-use cluster::plan::{FunctionRef, PathKind, Plan, PlanError, PlanOptions, Rail};
-use fabric::{Cable, DataAddresses, MAX_RAILS, Topology, TopologyError};
+use cluster::file::{ClusterFile, FileError, Forward, MAX_BYTES};
+use cluster::plan::{FunctionRef, PathKind, PathPlan, Plan, PlanError, PlanOptions, Rail};
+use fabric::verbs::Forwarded;
+use fabric::{Cable, DataAddresses, MAX_RAILS, Topology, TopologyError, Way};
 use group::control::CableNames;
 
 use crate::local;
@@ -106,19 +106,22 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Reads the file and finds this host in it: by `host`, or by the hardware addresses of its functions.
+    /// Reads the file and finds this host in it: by `host`, or by the hardware addresses of its functions. `forward`
+    /// is used instead of what the file says.
     ///
     /// # Errors
     /// See [`PlacementError`].
-    pub fn read(path: &Path, host: &str) -> Result<Self, PlacementError> {
+    pub fn read(path: &Path, host: &str, forward: Option<Forward>) -> Result<Self, PlacementError> {
         let text = local::read_text(path, MAX_BYTES as u64)
             .map_err(|source| PlacementError::Unreadable { path: path.to_owned(), source })?;
         let file = ClusterFile::parse(&text).map_err(|source| PlacementError::File {
             path: path.to_owned(),
             source: Box::new(source),
         })?;
-        let plan = Plan::of(&file, &PlanOptions::default()).map_err(|source| {
-            PlacementError::Plan { path: path.to_owned(), source: Box::new(source) }
+        let options = PlanOptions { forward, ..PlanOptions::default() };
+        let plan = Plan::of(&file, &options).map_err(|source| PlacementError::Plan {
+            path: path.to_owned(),
+            source: Box::new(source),
         })?;
         let rank = find_rank(&plan, host, &local::own_macs()).map_err(|why| {
             PlacementError::UnknownHost {
@@ -198,7 +201,14 @@ impl Placement {
         })
     }
 
-    /// The cables between ranks; each has as many rails as every one of them has.
+    /// What follows from the file.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The cables between ranks, each of which has as many rails as every one of them has, and the ways to distant
+    /// ranks.
     ///
     /// # Errors
     /// More ranks than a group can have.
@@ -206,33 +216,56 @@ impl Placement {
         let direct = || self.plan.paths.iter().filter(|path| path.kind == PathKind::Direct);
         let cables = direct().map(|path| Cable::between(path.from, path.to)).collect();
         let rails = direct().map(|path| path.rails.len()).min().unwrap_or(1).min(MAX_RAILS);
-        Ok(Topology::of_cables(self.ranks(), rails, cables)?)
+        let distant = self.plan.paths.iter();
+        let distant = distant.filter(|path| path.kind != PathKind::Direct && path.from < path.to);
+        let ways = distant.flat_map(|path| {
+            let forwarded = path.kind == PathKind::Forwarded;
+            let rails = path.rails.iter().take(MAX_RAILS).enumerate();
+            rails.map(move |(rail, of)| Way { hops: of.hops.clone(), rail, forwarded })
+        });
+        Ok(Topology::of_cables(self.ranks(), rails, cables)?.with_ways(ways.collect())?)
     }
 
-    /// This host's addresses towards each neighbour, by rail.
+    /// This host's addresses towards each rank that it exchanges packets with, by rail.
     ///
     /// # Errors
     /// A function that carries a rail has none.
     pub fn data_addresses(&self) -> Result<DataAddresses, PlacementError> {
-        let mut towards = BTreeMap::new();
-        let own = |path: &&cluster::plan::PathPlan| {
-            path.from == self.rank && path.kind == PathKind::Direct
-        };
-        for path in self.plan.paths.iter().filter(own) {
-            let address = |rail: &Rail| {
-                let out = rail.crossings.first().map(|crossing| &crossing.out);
-                out.and_then(|out| out.ip).map(IpAddr::V4).ok_or_else(|| {
-                    PlacementError::NoAddress {
-                        path: self.path.clone(),
-                        function: out.map_or_else(String::new, FunctionRef::label),
-                        peer: path.to,
+        let mut addresses = DataAddresses::default();
+        for path in self.plan.paths.iter().filter(|path| path.from == self.rank) {
+            let rails = path.rails.iter().enumerate();
+            match path.kind {
+                PathKind::Direct => {
+                    let list = rails
+                        .map(|(_, rail)| self.address(path, rail))
+                        .collect::<Result<_, _>>()?;
+                    addresses.towards.insert(path.to, list);
+                }
+                PathKind::Forwarded => {
+                    for (number, rail) in rails.take(MAX_RAILS) {
+                        let forwarded = Forwarded {
+                            flow_label: rail.tag.as_ref().map_or(0, |tag| tag.flow_label),
+                            source_port: rail.tag.as_ref().and_then(|tag| tag.source_port),
+                            window_bytes: self.plan.forward_window_bytes(path, number),
+                        };
+                        let address = self.address(path, rail)?;
+                        addresses.forwarded.insert((path.to, number), (address, forwarded));
                     }
-                })
-            };
-            let list = path.rails.iter().map(address).collect::<Result<Vec<_>, _>>()?;
-            towards.insert(path.to, list);
+                }
+                PathKind::Relayed => {}
+            }
         }
-        Ok(DataAddresses { any: Vec::new(), towards })
+        Ok(addresses)
+    }
+
+    /// The address that a rail leaves from.
+    fn address(&self, path: &PathPlan, rail: &Rail) -> Result<IpAddr, PlacementError> {
+        let out = rail.crossings.first().map(|crossing| &crossing.out);
+        out.and_then(|out| out.ip).map(IpAddr::V4).ok_or_else(|| PlacementError::NoAddress {
+            path: self.path.clone(),
+            function: out.map_or_else(String::new, FunctionRef::label),
+            peer: path.to,
+        })
     }
 
     /// What people call the cables, for verdicts.
@@ -278,10 +311,11 @@ mod tests {
 
     #[test]
     fn a_host_of_a_ring_finds_its_addresses_and_cables() {
-        let place = Placement::read(&fixture(), "spark1").unwrap();
+        let place = Placement::read(&fixture(), "spark1", None).unwrap();
         assert_eq!((place.rank(), place.ranks(), place.host()), (1, 4, "spark1"));
         assert_eq!(place.master().unwrap(), "192.168.1.10:29400");
-        assert_eq!(place.topology().unwrap().to_string(), "0-1 0-3 1-2 2-3");
+        let ways = "0>1>2 0>3>2 1>2>3 1>0>3";
+        assert_eq!(place.topology().unwrap().to_string(), format!("0-1 0-3 1-2 2-3 {ways}"));
         assert_eq!(place.topology().unwrap().rails(), 2);
         let addresses = place.data_addresses().unwrap().towards;
         let text = |peer: usize| {
@@ -301,7 +335,7 @@ mod tests {
     #[test]
     fn both_ends_of_a_cable_number_its_rails_alike() {
         let towards = |host: &str, peer: usize| {
-            let place = Placement::read(&fixture(), host).unwrap();
+            let place = Placement::read(&fixture(), host, None).unwrap();
             place.data_addresses().unwrap().towards[&peer].clone()
         };
         for (a, b) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
@@ -319,8 +353,28 @@ mod tests {
     }
 
     #[test]
+    fn forwarded_paths_have_addresses_labels_and_windows() {
+        let place = Placement::read(&fixture(), "spark0", Some(Forward::Required)).unwrap();
+        let topology = place.topology().unwrap();
+        assert_eq!(topology.to_string(), "0-1 0-3 1-2 2-3 0>1>2 0>3>2 1>2>3 1>0>3");
+        let forwarded = place.data_addresses().unwrap().forwarded;
+        let rails: Vec<_> = forwarded
+            .iter()
+            .map(|(end, (address, of))| (*end, address.to_string(), of.flow_label, of.window_bytes))
+            .collect();
+        // Two ports, so two rails, by way of each neighbour; the two share no function that passes packets on.
+        assert_eq!(
+            rails,
+            [
+                ((2, 0), "10.10.0.1".to_owned(), 0, 393_216),
+                ((2, 1), "10.10.7.2".to_owned(), 0, 393_216),
+            ]
+        );
+    }
+
+    #[test]
     fn a_host_is_found_by_its_hardware_addresses() {
-        let plan = Placement::read(&fixture(), "spark0").unwrap().plan;
+        let plan = Placement::read(&fixture(), "spark0", None).unwrap().plan;
         let mac: Mac = "4c:bb:47:00:02:11".parse().unwrap();
         let stranger: Mac = "02:00:00:00:00:01".parse().unwrap();
         assert_eq!(find_rank(&plan, "", &[stranger, mac]), Ok(2));
@@ -332,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_says_how_to_make_one() {
-        let error = Placement::read(Path::new("/no/such/cluster.toml"), "").unwrap_err();
+        let error = Placement::read(Path::new("/no/such/cluster.toml"), "", None).unwrap_err();
         assert!(error.to_string().contains("railweave discover"), "{error}");
     }
 }

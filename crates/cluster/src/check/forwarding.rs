@@ -12,6 +12,7 @@ pub use markers::coverage;
 pub(super) use nic::hairpin_command;
 
 use super::{Code, Findings, Level, Room, Section};
+use crate::file::MarkerKind;
 use crate::plan::PathKind;
 
 const SECTION: Section = Section::Forwarding;
@@ -61,5 +62,8 @@ pub(super) fn look(room: &Room<'_>, to: &mut Findings) {
     }
     kernel::look(room, to);
     markers::look(room, to);
-    nic::look(room, to);
+    // The kernel needs no settings of a NIC.
+    if room.plan.marker == MarkerKind::Nic {
+        nic::look(room, to);
+    }
 }

@@ -10,9 +10,14 @@ use crate::inventory::host_state::{Filter, Neighbour, Netdev, Route};
 use crate::inventory::{HostState, Seen};
 use crate::plan::{PathKind, PathPlan, RankPlan};
 use crate::rules::{
-    self, Change, Desired, DesiredRoute, FilterSpec, NeighbourSpec, Refusal, RouteSpec, RuleOptions,
+    self, Change, Desired, DesiredRoute, FilterSpec, MarkSpec, NeighbourSpec, Refusal, RouteSpec,
+    RuleOptions,
 };
-use crate::text::quoted;
+
+#[path = "routes_text.rs"]
+mod text;
+
+use text::{filter_text, fix, mark_text, neighbour_text, route_text, same_way, same_work};
 
 const SECTION: Section = Section::Routes;
 
@@ -77,6 +82,7 @@ pub(super) fn look(room: &Room<'_>, to: &mut Findings) {
             );
         }
         let mut left = Vec::new();
+        here.marks(&mut left);
         here.filters(&mut left, to);
         here.neighbours(&mut left, to);
         here.routes(&mut left, to);
@@ -296,6 +302,7 @@ impl<'a> Here<'a> {
                 set_ether_type: wanted.set_ether_type,
                 set_destination_mac: wanted.next,
                 redirect_to: out.name.clone(),
+                software: self.desired.software,
                 serves: wanted.serves.clone(),
             };
             let there = seen.iter().find(|filter| {
@@ -309,6 +316,27 @@ impl<'a> Here<'a> {
             if !planned.contains(&(filter.netdev.as_str(), filter.preference)) {
                 let change = Change::RemoveFilter { filter: filter.clone() };
                 left.push((format!("filter of {}", filter_text(filter)), change));
+            }
+        }
+    }
+
+    /// Egress filters of an older plan. Those of this one are looked at where marking is.
+    fn marks(&self, left: &mut Vec<Left>) {
+        let planned: Vec<_> = self
+            .desired
+            .markers
+            .iter()
+            .filter_map(|marker| Some((marker, self.state.netdev_by_mac(marker.function)?)))
+            .flat_map(|(marker, netdev)| rules::mark_specs(&netdev.name, &marker.rules, ""))
+            .collect();
+        let seen = self.state.egress.known().into_iter().flatten();
+        for filter in seen.filter(|filter| rules::is_own_mark(filter)) {
+            let place = |spec: &MarkSpec| {
+                spec.netdev == filter.netdev && spec.preference == filter.preference
+            };
+            if !planned.iter().any(place) {
+                let change = Change::RemoveMark { filter: filter.clone() };
+                left.push((mark_text(filter), change));
             }
         }
     }
@@ -329,6 +357,10 @@ impl<'a> Here<'a> {
             let message = format!("the filter for {} does something else", spec.serves);
             let evidence = vec![format!("there: {}", filter_text(filter)), planned];
             to.find(&WRONG_FILTER, self.host(), at, message, evidence, again);
+            return;
+        }
+        if spec.software {
+            to.looked(SECTION, 1, "filters: as planned, in software");
             return;
         }
         match &filter.in_hardware {
@@ -362,6 +394,12 @@ impl<'a> Here<'a> {
                     "somebody else's filter is in the way of the plan's",
                     format!("sudo tc filter del dev {netdev} ingress pref {preference}"),
                 ),
+                Refusal::ForeignMark { netdev, preference, .. } => (
+                    &FOREIGN_FILTER,
+                    netdev,
+                    "somebody else's filter is in the way of the plan's",
+                    format!("sudo tc filter del dev {netdev} egress pref {preference}"),
+                ),
                 // The rest is told where it is looked at: here, in other sections, or as undecided.
                 _ => continue,
             };
@@ -384,56 +422,4 @@ impl<'a> Here<'a> {
             fix(&changes),
         );
     }
-}
-
-fn same_way(route: &Route, spec: &RouteSpec) -> bool {
-    route.netdev == spec.netdev && route.via.is_none() && route.source == Some(spec.from)
-}
-
-fn same_work(filter: &Filter, planned: &Filter) -> bool {
-    let filter = Filter {
-        in_hardware: planned.in_hardware.clone(),
-        packets: planned.packets.clone(),
-        ..filter.clone()
-    };
-    filter == *planned
-}
-
-fn route_text(route: &Route) -> String {
-    let via = route.via.map(|via| format!(" via {via}")).unwrap_or_default();
-    let source = route.source.map(|source| format!(" src {source}")).unwrap_or_default();
-    format!("{}{via} dev {}{source}", route.to, route.netdev)
-}
-
-fn neighbour_text(entry: &Neighbour) -> String {
-    let mac = entry.mac.map_or("no hardware address".to_owned(), |mac| mac.to_string());
-    format!("{} dev {} {mac} {}", entry.ip, entry.netdev, entry.states.join(","))
-}
-
-fn filter_text(filter: &Filter) -> String {
-    let ether_type =
-        |value: Option<u16>| value.map_or("any".to_owned(), |value| format!("{value:#06x}"));
-    let from = filter.source_mac.map(|mac| format!(" from {mac}")).unwrap_or_default();
-    let mac =
-        |value: Option<crate::address::Mac>| value.map_or("any".to_owned(), |mac| mac.to_string());
-    format!(
-        "{} pref {}: EtherType {}{from} to {} becomes {} to {} out of {}{}",
-        filter.netdev,
-        filter.preference,
-        ether_type(filter.ether_type),
-        mac(filter.destination_mac),
-        ether_type(filter.set_ether_type),
-        mac(filter.set_destination_mac),
-        filter.redirect_to.as_deref().unwrap_or("nothing"),
-        if filter.skip_software { "" } else { " (in software too)" },
-    )
-}
-
-/// The commands of changes, a line each, to copy.
-fn fix(changes: &[Change]) -> Option<String> {
-    let command = |change: &Change| {
-        let words: Vec<String> = change.argv().iter().map(|word| quoted(word)).collect();
-        format!("sudo {}", words.join(" "))
-    };
-    (!changes.is_empty()).then(|| changes.iter().map(command).collect::<Vec<_>>().join("\n"))
 }

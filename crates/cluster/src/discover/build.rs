@@ -8,7 +8,7 @@ use super::ports::{self, FoundCable, FoundPort};
 use super::select::{Candidate, Selected};
 use crate::address::Interface;
 use crate::file::{
-    CableEntry, ClusterFile, Forward, Function, Host, Port, SCHEMA, Switch, TagKind,
+    CableEntry, ClusterFile, Forward, Function, Host, MarkerKind, Port, SCHEMA, Switch, TagKind,
     default_mtu_bytes,
 };
 
@@ -34,6 +34,7 @@ pub(super) fn file(
         schema: SCHEMA.to_owned(),
         forward: Forward::default(),
         tag: TagKind::default(),
+        marker: MarkerKind::default(),
         mtu_bytes: mtu(names, candidates, &found, notes),
         hosts: Vec::new(),
         switches: Vec::new(),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use toml::{Table, Value};
 
 use super::error::{FileError, nearest};
-use super::{ClusterFile, Forward, MAX_BYTES, SCHEMA, TagKind};
+use super::{ClusterFile, Forward, MAX_BYTES, MarkerKind, SCHEMA, TagKind};
 
 /// Tables of the file, and the keys of each: the name of the table, its keys, and the tables inside it.
 struct Known {
@@ -31,7 +31,7 @@ const HOST: Known = Known {
 };
 const FILE: Known = Known {
     place: "the file",
-    keys: &["schema", "forward", "tag", "mtu_bytes", "host", "switch", "cable", "route"],
+    keys: &["schema", "forward", "tag", "marker", "mtu_bytes", "host", "switch", "cable", "route"],
     inside: &[
         ("host", HOST),
         ("switch", Known { place: "[[switch]]", keys: &["name"], inside: &[] }),
@@ -114,7 +114,11 @@ impl ClusterFile {
             TagKind::SourcePort => "source-port",
         };
         writeln!(out, "schema = {}", quoted(&self.schema))?;
-        writeln!(out, "forward = \"{forward}\"\ntag = \"{tag}\"\nmtu_bytes = {}", self.mtu_bytes)?;
+        writeln!(out, "forward = \"{forward}\"\ntag = \"{tag}\"")?;
+        if self.marker == MarkerKind::Tc {
+            writeln!(out, "marker = \"tc\"")?;
+        }
+        writeln!(out, "mtu_bytes = {}", self.mtu_bytes)?;
         for host in &self.hosts {
             writeln!(
                 out,

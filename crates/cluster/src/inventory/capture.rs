@@ -137,6 +137,7 @@ pub const TOOLS: &[Tool] = &[
     tool("ip-neigh", Each::Host, &["ip", "-4", "-N", "-j", "neigh", "show"]),
     tool("tc-qdisc", Each::Host, &["tc", "-j", "qdisc", "show"]),
     tool("tc-filter", Each::Ingress, &["tc", "-j", "-s", "filter", "show", "dev", "@", "ingress"]),
+    tool("tc-egress", Each::Ingress, &["tc", "-j", "-s", "filter", "show", "dev", "@", "egress"]),
     tool("devlink-param", Each::Host, &["devlink", "-j", "dev", "param", "show"]),
     tool("devlink-eswitch", Each::Function, &["devlink", "-j", "dev", "eswitch", "show", "pci/@"]),
     tool("ethtool-features", Each::Device, &["ethtool", "-k", "@"]),

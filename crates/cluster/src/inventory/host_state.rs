@@ -28,6 +28,8 @@ pub struct HostState {
     pub neighbours: Seen<Vec<Neighbour>>,
     /// Ingress filters of all netdevs.
     pub filters: Seen<Vec<Filter>>,
+    /// Egress filters of all netdevs.
+    pub egress: Seen<Vec<EgressFilter>>,
     /// devlink parameters, by PCI function and parameter's name; values as text.
     pub devlink: Seen<BTreeMap<Pci, BTreeMap<String, String>>>,
     /// The eswitch mode (`legacy`, `switchdev`) of each PCI function.
@@ -248,6 +250,29 @@ pub struct Filter {
     /// Netdev it redirects to.
     pub redirect_to: Option<String>,
     /// Packets it took, by hardware and software.
+    pub packets: Seen<u64>,
+}
+
+/// An egress filter of a netdev: what marks packets where software passes them on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressFilter {
+    /// Netdev.
+    pub netdev: String,
+    /// Preference.
+    pub preference: u32,
+    /// Handle.
+    pub handle: u32,
+    /// EtherType it matches.
+    pub ether_type: Option<u16>,
+    /// Destination address it matches.
+    pub destination_ip: Option<Interface>,
+    /// UDP destination port it matches.
+    pub destination_port: Option<u16>,
+    /// UDP source port it matches.
+    pub source_port: Option<u16>,
+    /// EtherType it writes.
+    pub set_ether_type: Option<u16>,
+    /// Packets it took.
     pub packets: Seen<u64>,
 }
 

@@ -21,6 +21,7 @@ impl HostState {
             routes: parse_tables::routes(recording),
             neighbours: parse_tables::neighbours(recording),
             filters: parse_filters::filters(recording),
+            egress: parse_filters::egress(recording),
             devlink: parse_tools::devlink(recording),
             eswitch: parse_tools::eswitch(recording),
             lldp: parse_tools::lldp(recording),

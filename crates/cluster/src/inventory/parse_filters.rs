@@ -1,9 +1,9 @@
-//! Ingress filters: `tc -j -s filter show`.
+//! Filters: `tc -j -s filter show`.
 
 use serde_json::Value;
 
 use super::capture::name_for;
-use super::host_state::Filter;
+use super::host_state::{EgressFilter, Filter};
 use super::of::{entries, json, number, text};
 use super::{Recording, Seen};
 use crate::address::{Interface, Mac};
@@ -13,21 +13,72 @@ const AT_DESTINATION: i64 = 0;
 const AT_DESTINATION_END: i64 = 4;
 const AT_ETHER_TYPE: i64 = 12;
 
-/// All filters, or why they are not all known.
+/// All ingress filters, or why they are not all known.
 pub(super) fn filters(recording: &Recording) -> Seen<Vec<Filter>> {
-    let read = || -> Result<Vec<Filter>, String> {
+    each(recording, "tc-filter", &["clsact", "ingress"], filter)
+}
+
+/// All egress filters, or why they are not all known.
+pub(super) fn egress(recording: &Recording) -> Seen<Vec<EgressFilter>> {
+    each(recording, "tc-egress", &["clsact"], egress_filter)
+}
+
+/// What `tool` printed for each netdev with a queueing discipline of one of these kinds.
+fn each<T>(
+    recording: &Recording,
+    tool: &str,
+    kinds: &[&str],
+    parse: fn(&str, &Value) -> Option<T>,
+) -> Seen<Vec<T>> {
+    let read = || -> Result<Vec<T>, String> {
         let disciplines = json(recording, "tc-qdisc")?;
         let mut filters = Vec::new();
         for discipline in entries(&disciplines) {
             let Some(netdev) = text(discipline, "dev") else { continue };
-            if matches!(text(discipline, "kind"), Some("clsact" | "ingress")) {
-                let shown = json(recording, &name_for("tc-filter", netdev))?;
-                filters.extend(entries(&shown).filter_map(|filter| self::filter(netdev, filter)));
+            if text(discipline, "kind").is_some_and(|kind| kinds.contains(&kind)) {
+                let shown = json(recording, &name_for(tool, netdev))?;
+                filters.extend(entries(&shown).filter_map(|filter| parse(netdev, filter)));
             }
         }
         Ok(filters)
     };
     read().map_or_else(Seen::NotMeasured, Seen::Known)
+}
+
+fn egress_filter(netdev: &str, shown: &Value) -> Option<EgressFilter> {
+    let options = shown.get("options")?;
+    let keys = options.get("keys").unwrap_or(&Value::Null);
+    let actions = options.get("actions").unwrap_or(&Value::Null);
+    let port = |name: &str| number(keys, name).and_then(|port| port.try_into().ok());
+    // Ports of TCP are none of ours.
+    let udp = text(keys, "ip_proto") == Some("udp");
+    Some(EgressFilter {
+        netdev: netdev.to_owned(),
+        preference: preference(shown),
+        handle: handle(options),
+        ether_type: matched_ether_type(shown, keys),
+        destination_ip: text(keys, "dst_ip").and_then(destination),
+        destination_port: port("dst_port").filter(|_| udp),
+        source_port: port("src_port").filter(|_| udp),
+        set_ether_type: edits(actions).iter().find_map(Edit::ether_type),
+        packets: packets(actions),
+    })
+}
+
+fn preference(shown: &Value) -> u32 {
+    number(shown, "pref").and_then(|value| value.try_into().ok()).unwrap_or(0)
+}
+
+fn matched_ether_type(shown: &Value, keys: &Value) -> Option<u16> {
+    text(keys, "eth_type").and_then(ether_type).or_else(|| protocol(text(shown, "protocol")?))
+}
+
+fn edits(actions: &Value) -> Vec<Edit> {
+    entries(actions)
+        .filter_map(|action| action.get("keys"))
+        .flat_map(entries)
+        .filter_map(Edit::of)
+        .collect()
 }
 
 /// A filter. `tc` prints each preference once more without options: that is none.
@@ -37,18 +88,12 @@ fn filter(netdev: &str, shown: &Value) -> Option<Filter> {
     let actions = options.get("actions").unwrap_or(&Value::Null);
     let flag = |name: &str| options.get(name).and_then(Value::as_bool) == Some(true);
     let mac = |name: &str| text(keys, name).and_then(|mac| mac.parse().ok());
-    let edits: Vec<Edit> = entries(actions)
-        .filter_map(|action| action.get("keys"))
-        .flat_map(entries)
-        .filter_map(Edit::of)
-        .collect();
+    let edits = edits(actions);
     Some(Filter {
         netdev: netdev.to_owned(),
-        preference: number(shown, "pref").and_then(|value| value.try_into().ok()).unwrap_or(0),
+        preference: preference(shown),
         handle: handle(options),
-        ether_type: text(keys, "eth_type")
-            .and_then(ether_type)
-            .or_else(|| protocol(text(shown, "protocol")?)),
+        ether_type: matched_ether_type(shown, keys),
         source_mac: mac("src_mac"),
         destination_mac: mac("dst_mac"),
         destination_ip: text(keys, "dst_ip").and_then(destination),

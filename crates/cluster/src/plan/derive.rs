@@ -242,7 +242,7 @@ impl Terms<'_> {
             if let Some(function) = virtual_one {
                 let (label, netdev) = (function.label(), &function.netdev);
                 return Some(format!("{label} ({netdev}) is not known to be a PCI function, so no adapter passes packets \
-                                     on at {}", function.host));
+                                     on at {}; for links in software, say marker = \"tc\" in the cluster file", function.host));
             }
             let place = |function: &super::FunctionRef| {
                 format!("{} on {}", function.label(), function.adapter.as_deref().unwrap_or("none"))
@@ -345,6 +345,7 @@ impl Terms<'_> {
             shape: shape::of(wiring),
             forward: self.forward,
             tag: self.tag,
+            marker: file.marker,
             mtu_bytes: file.mtu_bytes,
             ranks: ranks.collect(),
             cables: wiring.cables.clone(),

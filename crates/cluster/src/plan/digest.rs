@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::PlanError;
 use super::{FunctionRef, Load, PathKind, Plan, RankPlan, Shape, Tag};
-use crate::file::{Forward, TagKind};
+use crate::file::{Forward, MarkerKind, TagKind};
 
 /// A function of [`Plan::ranks`]: its rank, and its number among all of the host.
 type Place = (usize, usize);
@@ -17,6 +17,8 @@ struct Content<'a> {
     shape: Shape,
     forward: Forward,
     tag: TagKind,
+    #[serde(skip_serializing_if = "MarkerKind::is_nic")]
+    marker: MarkerKind,
     mtu_bytes: u32,
     ranks: &'a [RankPlan],
     cables: Vec<CableContent<'a>>,
@@ -97,6 +99,7 @@ impl Plan {
             shape: self.shape,
             forward: self.forward,
             tag: self.tag,
+            marker: self.marker,
             mtu_bytes: self.mtu_bytes,
             ranks: &self.ranks,
             cables: cables.collect(),

@@ -10,6 +10,7 @@ mod error;
 mod routes;
 mod shape;
 mod ways;
+mod window;
 mod wiring;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +19,7 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 
 use crate::address::Mac;
-use crate::file::{Forward, RouteEntry, TagKind};
+use crate::file::{Forward, MarkerKind, RouteEntry, TagKind};
 
 pub use derive::{ETHER_TYPE_BASE, MAX_RELAYS};
 pub use error::{ForwardFailure, PlanError};
@@ -100,7 +101,8 @@ pub struct FunctionRef {
     pub ip: Option<Ipv4Addr>,
     /// Its network's prefix length, if the file has an address.
     pub prefix: Option<u8>,
-    /// The adapter it is part of: see [`crate::address::Pci::adapter`]. None for a virtual netdev.
+    /// The adapter it is part of: see [`crate::address::Pci::adapter`]. None for a virtual netdev. Where the kernel
+    /// passes packets on ([`MarkerKind::Tc`]), functions with one number on their ports stand for an adapter.
     pub adapter: Option<String>,
 }
 
@@ -222,6 +224,9 @@ pub struct Plan {
     pub forward: Forward,
     /// How forwarded packets are told.
     pub tag: TagKind,
+    /// What marks them and passes them on.
+    #[serde(default, skip_serializing_if = "MarkerKind::is_nic")]
+    pub marker: MarkerKind,
     /// MTU of every netdev of a cable, in bytes.
     pub mtu_bytes: u32,
     /// Ranks, by number.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{CablePlan, FunctionRef};
 use crate::address::Interface;
-use crate::file::{ClusterFile, End, FileError};
+use crate::file::{ClusterFile, End, FileError, MarkerKind};
 
 /// One way over a cable or a switch: out of one function, into another. Functions are numbered over all hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,10 @@ impl Wiring {
                         mac: function.mac,
                         ip: function.address.map(|address| address.ip),
                         prefix: function.address.map(|address| address.prefix),
-                        adapter: function.pci.map(crate::address::Pci::adapter),
+                        adapter: match file.marker {
+                            MarkerKind::Nic => function.pci.map(crate::address::Pci::adapter),
+                            MarkerKind::Tc => Some(format!("the kernel, functions {number}")),
+                        },
                     });
                 }
             }

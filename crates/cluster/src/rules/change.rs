@@ -1,102 +1,12 @@
 //! One change on one host: what it does, why, and what would undo it.
 
-use std::net::Ipv4Addr;
-
 use serde::Serialize;
 
+use super::IPV4;
 use super::marker::{MarkerProgram, MarkerRules};
-use super::{IPV4, PREFERENCE_BASE};
-use crate::address::{Interface, Mac, Pci};
-use crate::inventory::host_state::{Filter, Neighbour, Route};
-
-/// A route to a far address.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RouteSpec {
-    /// The far address.
-    pub to: Ipv4Addr,
-    /// The netdev that leads there.
-    pub netdev: String,
-    /// The address packets come from.
-    pub from: Ipv4Addr,
-    /// The paths it is for.
-    pub serves: String,
-}
-
-/// A permanent neighbour for a far address.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NeighbourSpec {
-    /// The far address.
-    pub ip: Ipv4Addr,
-    /// The netdev that leads there.
-    pub netdev: String,
-    /// Where the packet arrives on the carrying neighbour.
-    pub mac: Mac,
-    /// The host that is.
-    pub carrier: String,
-    /// The paths it is for.
-    pub serves: String,
-}
-
-/// An ingress filter that passes packets on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FilterSpec {
-    /// The netdev packets arrive at.
-    pub netdev: String,
-    /// Preference; the handle is this less [`PREFERENCE_BASE`].
-    pub preference: u32,
-    /// The tag it matches.
-    pub ether_type: u16,
-    /// The sender's MAC, if it matches that.
-    pub source_mac: Option<Mac>,
-    /// The MAC of the netdev.
-    pub destination_mac: Mac,
-    /// The EtherType it writes.
-    pub set_ether_type: u16,
-    /// The destination MAC it writes.
-    pub set_destination_mac: Mac,
-    /// The netdev packets leave by.
-    pub redirect_to: String,
-    /// The paths it is for.
-    pub serves: String,
-}
-
-impl FilterSpec {
-    /// The filter's handle.
-    pub fn handle(&self) -> u32 {
-        self.preference.saturating_sub(PREFERENCE_BASE)
-    }
-
-    /// A filter of ours that is there, as one that could be made again; none if some part of it is gone.
-    fn of(filter: &Filter) -> Option<Self> {
-        Some(Self {
-            netdev: filter.netdev.clone(),
-            preference: filter.preference,
-            ether_type: filter.ether_type?,
-            source_mac: filter.source_mac,
-            destination_mac: filter.destination_mac?,
-            set_ether_type: filter.set_ether_type?,
-            set_destination_mac: filter.set_destination_mac?,
-            redirect_to: filter.redirect_to.clone()?,
-            serves: "what it served before".to_owned(),
-        })
-    }
-
-    /// Whether a filter that is there does this, in hardware as far as it is known.
-    pub(super) fn done_by(&self, filter: &Filter) -> bool {
-        filter.netdev == self.netdev
-            && filter.preference == self.preference
-            && filter.handle == self.handle()
-            && filter.ether_type == Some(self.ether_type)
-            && filter.source_mac == self.source_mac
-            && filter.destination_mac == Some(self.destination_mac)
-            && filter.destination_ip.is_none()
-            && filter.skip_software
-            && filter.in_hardware.known() != Some(&false)
-            && filter.set_ether_type == Some(self.set_ether_type)
-            && filter.set_destination_mac == Some(self.set_destination_mac)
-            && filter.redirect_to.as_ref() == Some(&self.redirect_to)
-    }
-}
+use super::spec::{FilterSpec, MarkSpec, NeighbourSpec, RouteSpec};
+use crate::address::{Interface, Pci};
+use crate::inventory::host_state::{EgressFilter, Filter, Neighbour, Route};
 
 /// When a parameter of a NIC takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -130,6 +40,11 @@ pub enum Change {
     RemoveFilter {
         /// As it was seen.
         filter: Filter,
+    },
+    /// Remove an egress filter that marks packets.
+    RemoveMark {
+        /// As it was seen.
+        filter: EgressFilter,
     },
     /// Remove a neighbour.
     RemoveNeighbour {
@@ -207,6 +122,8 @@ pub enum Change {
     },
     /// Add a filter.
     AddFilter(FilterSpec),
+    /// Add an egress filter that marks packets.
+    AddMark(MarkSpec),
     /// Start a marker.
     StartMarker {
         /// RDMA device.
@@ -232,6 +149,12 @@ impl Change {
             }
             Self::RemoveFilter { filter } => {
                 format!("a filter of ours on {} that is no longer right", filter.netdev)
+            }
+            Self::RemoveMark { filter } => {
+                format!(
+                    "a filter of ours that marks what leaves {} and is no longer right",
+                    filter.netdev
+                )
             }
             Self::RemoveNeighbour { neighbour } => {
                 format!("a neighbour of ours, {}, that no path needs", neighbour.ip)
@@ -268,12 +191,16 @@ impl Change {
             }
             Self::AddRoute(route) => format!("{}: leaves by {}", route.serves, route.netdev),
             Self::SetNeighbour(neighbour) => format!(
-                "{}: the first hop is {}, whose NIC passes the packets on; nobody answers for {} here",
+                "{}: the first hop is {}, which passes the packets on; nobody answers for {} here",
                 neighbour.serves, neighbour.carrier, neighbour.ip
             ),
             Self::AddQdisc { netdev } => {
-                format!("{netdev} takes ingress filters; does nothing if it does already")
+                format!("{netdev} takes filters; does nothing if it does already")
             }
+            Self::AddMark(mark) => format!(
+                "{}: packets to {} leave with EtherType {:#06x}",
+                mark.serves, mark.to, mark.ether_type
+            ),
             Self::AddFilter(filter) if filter.set_ether_type == IPV4 => format!(
                 "{}: last relay, so the packet is made IPv4 again and goes out by {}",
                 filter.serves, filter.redirect_to
@@ -300,6 +227,7 @@ impl Change {
                 })
             }
             Self::RemoveFilter { filter } => FilterSpec::of(filter).map(Self::AddFilter),
+            Self::RemoveMark { filter } => MarkSpec::of(filter).map(Self::AddMark),
             Self::RemoveNeighbour { neighbour } => Some(Self::SetNeighbour(NeighbourSpec {
                 ip: neighbour.ip,
                 netdev: neighbour.netdev.clone(),
@@ -331,6 +259,7 @@ impl Change {
             Self::AddRoute(spec) => Some(Self::RemoveRoute { route: spec.as_seen() }),
             Self::SetNeighbour(spec) => Some(Self::RemoveNeighbour { neighbour: spec.as_seen() }),
             Self::AddFilter(spec) => Some(Self::RemoveFilter { filter: spec.as_seen() }),
+            Self::AddMark(spec) => Some(Self::RemoveMark { filter: spec.as_seen() }),
             Self::StopMarker { .. }
             | Self::StopAllMarkers
             | Self::Reload { .. }
@@ -350,6 +279,7 @@ impl Change {
             Self::StopMarker { .. }
             | Self::StopAllMarkers
             | Self::RemoveFilter { .. }
+            | Self::RemoveMark { .. }
             | Self::RemoveNeighbour { .. }
             | Self::RemoveRoute { .. }
             | Self::SetParameter { .. }
@@ -357,6 +287,7 @@ impl Change {
             | Self::SetOffload { .. }
             | Self::SetMtu { .. }
             | Self::AddFilter(_)
+            | Self::AddMark(_)
             | Self::StartMarker { .. } => true,
             Self::WaitFor { .. }
             | Self::LinkUp { .. }
@@ -377,6 +308,9 @@ impl Change {
             Self::StopAllMarkers => "- markers of Railweave".to_owned(),
             Self::RemoveFilter { filter } => {
                 format!("- filter {} preference {}", filter.netdev, filter.preference)
+            }
+            Self::RemoveMark { filter } => {
+                format!("- mark {} preference {}", filter.netdev, filter.preference)
             }
             Self::RemoveNeighbour { neighbour } => {
                 format!("- neighbour {} on {}", neighbour.ip, neighbour.netdev)
@@ -409,6 +343,17 @@ impl Change {
                 spec.set_destination_mac,
                 spec.redirect_to
             ),
+            Self::AddMark(spec) => {
+                let port = spec.source_port.map(|port| format!(" from UDP source port {port}"));
+                format!(
+                    "+ mark {} preference {}: to {}{} as {:#06x}",
+                    spec.netdev,
+                    spec.preference,
+                    spec.to,
+                    port.unwrap_or_default(),
+                    spec.ether_type
+                )
+            }
             Self::StartMarker { device, rules, .. } => {
                 format!("+ marker {device}: {}", rules.describe())
             }

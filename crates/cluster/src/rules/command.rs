@@ -1,13 +1,8 @@
-//! The command that carries out a change, and how what it makes looks afterwards.
+//! The command that carries out a change.
 
-use std::net::Ipv4Addr;
-
-use super::PROTOCOL;
-use super::change::{Change, FilterSpec, NeighbourSpec, RouteSpec, When};
+use super::change::{Change, When};
 use super::marker::marker_unit;
-use crate::address::Interface;
-use crate::inventory::Seen;
-use crate::inventory::host_state::{Filter, Neighbour, Route};
+use super::{PROTOCOL, ROCE_PORT};
 
 /// Seconds a netdev has to come back after a reload, which itself takes about 4.
 const RETURN_LIMIT_S: &str = "30";
@@ -56,6 +51,10 @@ impl Change {
                 )));
                 argv
             }
+            Self::RemoveMark { filter } => command(
+                "tc filter del dev @ egress protocol ip pref @ handle @ flower",
+                &[&filter.netdev, &filter.preference.to_string(), &format!("{:#x}", filter.handle)],
+            ),
             Self::RemoveNeighbour { neighbour } => {
                 command("ip neigh del @ dev @", &[&neighbour.ip.to_string(), &neighbour.netdev])
             }
@@ -118,11 +117,14 @@ impl Change {
             Self::AddFilter(spec) => {
                 let mut argv = command("tc filter add dev @ ingress", &[&spec.netdev]);
                 argv.extend(words(&format!(
-                    "protocol {:#06x} pref {} handle {:#x} flower skip_sw",
+                    "protocol {:#06x} pref {} handle {:#x} flower",
                     spec.ether_type,
                     spec.preference,
                     spec.handle()
                 )));
+                if !spec.software {
+                    argv.push("skip_sw".to_owned());
+                }
                 if let Some(mac) = spec.source_mac {
                     argv.extend(words(&format!("src_mac {mac}")));
                 }
@@ -134,6 +136,23 @@ impl Change {
                 argv.extend(command("action mirred egress redirect dev @", &[&spec.redirect_to]));
                 argv
             }
+            Self::AddMark(spec) => {
+                let mut argv = command("tc filter add dev @ egress", &[&spec.netdev]);
+                argv.extend(words(&format!(
+                    "protocol ip pref {} handle {:#x} flower ip_proto udp dst_port {ROCE_PORT} dst_ip {}",
+                    spec.preference,
+                    spec.handle(),
+                    spec.to
+                )));
+                if let Some(port) = spec.source_port {
+                    argv.extend(words(&format!("src_port {port}")));
+                }
+                argv.extend(words(&format!(
+                    "action pedit ex munge eth type set {:#06x}",
+                    spec.ether_type
+                )));
+                argv
+            }
             Self::StartMarker { device, rules, program, .. } => {
                 let mut argv = command(
                     "systemd-run @ --collect --property=Type=exec --property=Restart=always --property=RestartSec=1",
@@ -142,64 +161,6 @@ impl Change {
                 argv.extend(program.argv(device, rules));
                 argv
             }
-        }
-    }
-}
-
-fn host_route(ip: Ipv4Addr) -> Interface {
-    Interface { ip, prefix: 32 }
-}
-
-impl RouteSpec {
-    /// Where it leads.
-    pub(super) fn destination(&self) -> Interface {
-        host_route(self.to)
-    }
-
-    /// How it looks once it is there.
-    pub fn as_seen(&self) -> Route {
-        Route {
-            to: self.destination(),
-            via: None,
-            netdev: self.netdev.clone(),
-            source: Some(self.from),
-            protocol: PROTOCOL.to_string(),
-            scope: Some("link".to_owned()),
-            dead: false,
-        }
-    }
-}
-
-impl NeighbourSpec {
-    /// How it looks once it is there.
-    pub fn as_seen(&self) -> Neighbour {
-        Neighbour {
-            ip: self.ip,
-            netdev: self.netdev.clone(),
-            mac: Some(self.mac),
-            states: vec!["PERMANENT".to_owned()],
-            protocol: Some(PROTOCOL.to_string()),
-        }
-    }
-}
-
-impl FilterSpec {
-    /// How it looks once it is there and the hardware carries it out.
-    pub fn as_seen(&self) -> Filter {
-        Filter {
-            netdev: self.netdev.clone(),
-            preference: self.preference,
-            handle: self.handle(),
-            ether_type: Some(self.ether_type),
-            source_mac: self.source_mac,
-            destination_mac: Some(self.destination_mac),
-            destination_ip: None,
-            skip_software: true,
-            in_hardware: Seen::Known(true),
-            set_ether_type: Some(self.set_ether_type),
-            set_destination_mac: Some(self.set_destination_mac),
-            redirect_to: Some(self.redirect_to.clone()),
-            packets: Seen::Known(0),
         }
     }
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::change::Change;
 use super::desired::{Desired, DesiredFunction};
 use super::refusal::Refusal;
-use super::{filters, links, marker, nic, tables};
+use super::{filters, links, mark, marker, nic, tables};
 use crate::address::Mac;
 use crate::inventory::HostState;
 use crate::inventory::host_state::Netdev;
@@ -88,6 +88,7 @@ impl Change {
             Self::StopMarker { device, .. } | Self::StartMarker { device, .. } => Some(device),
             Self::StopAllMarkers => None,
             Self::RemoveFilter { filter } => Some(&filter.netdev),
+            Self::RemoveMark { filter } => Some(&filter.netdev),
             Self::RemoveNeighbour { neighbour } => Some(&neighbour.netdev),
             Self::RemoveRoute { route } => Some(&route.netdev),
             Self::SetParameter { netdev, .. }
@@ -101,6 +102,7 @@ impl Change {
             Self::AddRoute(spec) => Some(&spec.netdev),
             Self::SetNeighbour(spec) => Some(&spec.netdev),
             Self::AddFilter(spec) => Some(&spec.netdev),
+            Self::AddMark(spec) => Some(&spec.netdev),
         }
     }
 }
@@ -194,11 +196,15 @@ pub fn compare(desired: &Desired, host: &HostState) -> Comparison {
             }),
         }
     }
-    nic::compare(&mut work);
+    // The kernel needs no settings of a NIC to carry filters out.
+    if !desired.software {
+        nic::compare(&mut work);
+    }
     links::compare(&mut work);
     tables::compare(&mut work);
     filters::compare(&mut work);
-    marker::compare(&mut work);
+    marker::compare(&mut work, desired.software);
+    mark::compare(&mut work, desired.software);
     work.into_comparison()
 }
 

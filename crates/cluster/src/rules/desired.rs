@@ -5,12 +5,12 @@ use std::net::Ipv4Addr;
 
 use serde::Serialize;
 
-use super::marker::{MOST_RULES, MarkerRules};
+use super::marker::{MOST_RULES, MarkerRules, TcMark};
 use super::refusal::Refusal;
 use super::relay::{Passing, filters};
 use super::{RuleOptions, TAG_BASE};
 use crate::address::{Interface, Mac};
-use crate::file::TagKind;
+use crate::file::{MarkerKind, TagKind};
 use crate::plan::{FunctionRef, PathKind, PathPlan, Plan, Rail, Tag};
 
 /// Most names of paths that are written beside one rule.
@@ -25,6 +25,8 @@ pub struct Desired {
     pub host: String,
     /// What the owner allows.
     pub options: RuleOptions,
+    /// The kernel marks packets and passes them on, not a NIC.
+    pub software: bool,
     /// The functions that a cable is plugged into.
     pub functions: Vec<DesiredFunction>,
     /// Routes to far addresses, with the neighbour that each needs.
@@ -186,6 +188,7 @@ pub fn desired(plan: &Plan, rank: usize, options: &RuleOptions) -> Desired {
         rank,
         host: String::new(),
         options: options.clone(),
+        software: plan.marker == MarkerKind::Tc,
         functions: Vec::new(),
         routes: Vec::new(),
         filters: Vec::new(),
@@ -228,7 +231,11 @@ pub fn desired(plan: &Plan, rank: usize, options: &RuleOptions) -> Desired {
     wanted.filters = made;
     wanted.refusals.extend(refusals);
     for (mac, rails) in marks {
-        match marker(mac, &rails) {
+        let made = match plan.marker {
+            MarkerKind::Nic => marker(mac, &rails),
+            MarkerKind::Tc => tc_marker(mac, &rails),
+        };
+        match made {
             Ok(made) => wanted.markers.push(made),
             Err(refusal) => wanted.refusals.push(refusal),
         }
@@ -345,6 +352,29 @@ fn marker(function: Mac, rails: &[Forwarded<'_>]) -> Result<DesiredMarker, Refus
         }
     };
     Ok(DesiredMarker { function, rules, serves })
+}
+
+/// The egress filters of one netdev for the rails that leave by it.
+fn tc_marker(function: Mac, rails: &[Forwarded<'_>]) -> Result<DesiredMarker, Refusal> {
+    let serves = names(rails.iter().map(Forwarded::name));
+    let mut marks = BTreeMap::new();
+    for one in rails {
+        let broken = |what: &str| Refusal::BrokenPlan { path: one.name(), what: what.to_owned() };
+        let ether_type = *one.tag.ether_types.first().ok_or_else(|| broken("it has no tag"))?;
+        let far = one.rail.crossings.last().and_then(|last| last.into.ip);
+        let far = far.ok_or_else(|| broken("its far end has no address"))?;
+        let source_port = match one.tag.kind {
+            TagKind::Destination => None,
+            TagKind::SourcePort => {
+                Some(one.tag.source_port.ok_or_else(|| broken("its tag has no source port"))?)
+            }
+        };
+        marks.insert(far, TcMark { ether_type, source_port });
+    }
+    if marks.len() > MOST_RULES {
+        return Err(Refusal::TooMany { what: format!("marking {serves}"), most: MOST_RULES });
+    }
+    Ok(DesiredMarker { function, rules: MarkerRules::Filters(marks), serves })
 }
 
 /// Paths by name, the first few of them.

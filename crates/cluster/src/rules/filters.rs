@@ -2,18 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use super::change::{Change, FilterSpec};
+use super::change::Change;
 use super::compare::Work;
 use super::refusal::Refusal;
+use super::spec::FilterSpec;
 use super::{PREFERENCE_BASE, PREFERENCES, TAG_BASE};
 use crate::inventory::host_state::Filter;
 
-/// Whether a filter carries Railweave's mark: a preference of its own, the handle that goes with it, a tag, and no
-/// consent to be carried out in software.
+/// Whether a filter carries Railweave's mark: a preference of its own, the handle that goes with it, and a tag.
 pub(crate) fn is_own(filter: &Filter) -> bool {
     PREFERENCES.contains(&filter.preference)
         && filter.handle == filter.preference - PREFERENCE_BASE
-        && filter.skip_software
         && filter.ether_type.is_some_and(|tag| (TAG_BASE + 1..=TAG_BASE + 9).contains(&tag))
 }
 
@@ -32,6 +31,7 @@ pub(super) fn compare(work: &mut Work<'_>) {
             set_ether_type: filter.set_ether_type,
             set_destination_mac: filter.next,
             redirect_to: out.name.clone(),
+            software: work.desired.software,
             serves: filter.serves.clone(),
         });
     }

@@ -48,6 +48,17 @@ pub enum MarkerRules {
     },
     /// Every packet to one of these addresses, with the EtherType it is given.
     Destinations(BTreeMap<Ipv4Addr, u16>),
+    /// Egress filters of the kernel: what they do with RoCE packets to each of these addresses.
+    Filters(BTreeMap<Ipv4Addr, TcMark>),
+}
+
+/// What an egress filter matches besides the destination, and what it sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcMark {
+    /// The EtherType the packet is given.
+    pub ether_type: u16,
+    /// The UDP source port it must have; none where tags go by destination.
+    pub source_port: Option<u16>,
 }
 
 impl MarkerRules {
@@ -60,6 +71,7 @@ impl MarkerRules {
                         && marker.ether_type == Some(*ether_type)
                         && marker.destinations.is_empty()
                 }
+                Self::Filters(_) => false,
                 Self::Destinations(wanted) => {
                     let has: BTreeMap<_, _> = marker.destinations.iter().copied().collect();
                     marker.source_port.is_none()
@@ -93,6 +105,14 @@ impl MarkerRules {
                 .map(|(ip, ether_type)| format!("{ip} as {ether_type:#06x}"))
                 .collect::<Vec<_>>()
                 .join(", "),
+            Self::Filters(wanted) => wanted
+                .iter()
+                .map(|(ip, mark)| {
+                    let port = mark.source_port.map(|port| format!(" from UDP source port {port}"));
+                    format!("{ip}{} as {:#06x}", port.unwrap_or_default(), mark.ether_type)
+                })
+                .collect::<Vec<_>>()
+                .join(", "),
         }
     }
 }
@@ -112,6 +132,8 @@ impl MarkerProgram {
                 "--attach".to_owned(),
                 "--managed".to_owned(),
             ],
+            // No program marks these; see `mark`.
+            MarkerRules::Filters(_) => Vec::new(),
             MarkerRules::Destinations(wanted) => {
                 let mut argv =
                     vec![self.destination.clone(), "--device".to_owned(), device.to_owned()];
@@ -131,10 +153,10 @@ pub fn marker_unit(device: &str) -> String {
     format!("railweave-mark-{device}.service")
 }
 
-/// Markers that have to stop or start.
-pub(super) fn compare(work: &mut Work<'_>) {
+/// Markers that have to stop or start. With `software` none is wanted: egress filters do their work.
+pub(super) fn compare(work: &mut Work<'_>, software: bool) {
     let mut wanted = BTreeMap::new();
-    for marker in &work.desired.markers {
+    for marker in work.desired.markers.iter().filter(|_| !software) {
         let Some(netdev) = work.netdev(marker.function) else { continue };
         match work.host.rdma_of(netdev) {
             Some(device) => {
@@ -160,7 +182,7 @@ pub(super) fn compare(work: &mut Work<'_>) {
     let host = work.host;
     let Some(seen) = host.markers.known() else {
         let why = host.markers.reason().unwrap_or("not read");
-        work.not_measured("markers", why, !work.desired.markers.is_empty());
+        work.not_measured("markers", why, !wanted.is_empty());
         return;
     };
     let mut kept = BTreeSet::new();

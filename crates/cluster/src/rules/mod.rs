@@ -5,7 +5,7 @@
 //! value, with the command that carries it out.
 //!
 //! Railweave owns what carries its mark: routes and neighbours with the routing protocol number [`PROTOCOL`], ingress
-//! filters with a preference in [`PREFERENCES`], and systemd units named `railweave-mark-…`. It changes and removes
+//! and egress filters with a preference in [`PREFERENCES`], and systemd units named `railweave-mark-…`. It changes and removes
 //! nothing else. A setting of a NIC (hairpin queues, steering mode, offload) carries no mark, so it is set and never
 //! put back.
 
@@ -15,26 +15,30 @@ mod compare;
 mod desired;
 mod filters;
 mod links;
+mod mark;
 mod marker;
 mod nic;
 mod queue_pairs;
 mod refusal;
 mod relay;
 mod script;
+mod spec;
 mod tables;
 mod teardown;
 mod unit;
 
-pub use change::{Change, FilterSpec, NeighbourSpec, RouteSpec, When};
+pub use change::{Change, When};
 pub use compare::{Comparison, Unmeasured, compare};
 pub use desired::{
     Desired, DesiredFilter, DesiredFunction, DesiredMarker, DesiredRoute, Nic, desired,
 };
 pub(crate) use filters::is_own as is_own_filter;
-pub use marker::{MarkerProgram, MarkerRules, marker_unit};
+pub(crate) use mark::{is_own as is_own_mark, specs as mark_specs};
+pub use marker::{MarkerProgram, MarkerRules, TcMark, marker_unit};
 pub use queue_pairs::{QueuePair, QueuePairsError, live_queue_pairs};
 pub use refusal::Refusal;
 pub use script::{diff, script};
+pub use spec::{FilterSpec, MarkSpec, NeighbourSpec, RouteSpec};
 pub use teardown::{down, teardown};
 pub use unit::{UnitError, unit};
 
@@ -46,7 +50,7 @@ use serde::{Deserialize, Serialize};
 /// routing daemon has a name for.
 pub const PROTOCOL: u8 = 157;
 
-/// Preferences of Railweave's ingress filters. A filter's handle is its preference less [`PREFERENCE_BASE`].
+/// Preferences of Railweave's filters. A filter's handle is its preference less [`PREFERENCE_BASE`].
 pub const PREFERENCES: RangeInclusive<u32> = PREFERENCE_BASE + 1..=PREFERENCE_BASE + 99;
 
 /// What preferences count from.
@@ -55,6 +59,9 @@ pub const PREFERENCE_BASE: u32 = 18_800;
 /// The EtherType that tags count from: a tag is this and the number of relays left. 0x88b5, one relay left, is the
 /// first of IEEE 802's two local experimental EtherTypes.
 pub const TAG_BASE: u16 = 0x88b4;
+
+/// The UDP port that RoCE v2 packets go to.
+pub(crate) const ROCE_PORT: u16 = 4791;
 
 /// The EtherType of IPv4, and so of a RoCE v2 packet that is not tagged.
 pub const IPV4: u16 = 0x0800;

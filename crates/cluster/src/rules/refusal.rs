@@ -111,7 +111,8 @@ pub enum Refusal {
     },
     /// A netdev that is to pass packets on is not a PCI function's.
     #[error(
-        "{function} ({netdev}) should pass packets on in hardware and is not a PCI function; set forward = \"off\""
+        "{function} ({netdev}) should pass packets on in hardware and is not a PCI function; for a link in \
+         software (soft-RoCE) say marker = \"tc\" in the cluster file, otherwise forward = \"off\""
     )]
     NoPci {
         /// The function.
@@ -230,6 +231,19 @@ pub enum Refusal {
         handle: u32,
         /// Why it is in the way.
         what: String,
+    },
+    /// Somebody's egress filter.
+    #[error(
+        "{netdev} has an egress filter with preference {preference} and handle {handle}, a preference of Railweave's \
+         and not the look of its filters; if nothing needs it: `tc filter del dev {netdev} egress pref {preference}`"
+    )]
+    ForeignMark {
+        /// The netdev.
+        netdev: String,
+        /// Its preference.
+        preference: u32,
+        /// Its handle.
+        handle: u32,
     },
 }
 

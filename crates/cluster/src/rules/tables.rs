@@ -1,9 +1,10 @@
 //! Routes and neighbours.
 
-use super::change::{Change, NeighbourSpec, RouteSpec};
+use super::change::Change;
 use super::compare::Work;
 use super::is_own_protocol;
 use super::refusal::{Refusal, maker};
+use super::spec::{NeighbourSpec, RouteSpec};
 use crate::inventory::host_state::{Neighbour, Route};
 
 pub(super) fn compare(work: &mut Work<'_>) {

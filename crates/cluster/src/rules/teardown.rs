@@ -3,7 +3,7 @@
 use super::change::Change;
 use super::compare::{Comparison, Unmeasured};
 use super::filters::is_own;
-use super::is_own_protocol;
+use super::{is_own_protocol, mark};
 use crate::inventory::{HostState, Seen};
 
 /// What takes away everything on a host that carries Railweave's mark: markers, filters, neighbours, routes. Settings
@@ -15,18 +15,19 @@ pub fn down(host: &HostState) -> Comparison {
         Seen::Known(markers) if markers.is_empty() => {}
         Seen::Known(_) | Seen::NotMeasured(_) => changes.push(Change::StopAllMarkers),
     }
-    let mut each = |what: &str, why: Option<&str>| {
+    let egress = host.egress.known().into_iter().flatten();
+    let marks = egress.filter(|filter| mark::is_own(filter));
+    changes.extend(marks.map(|filter| Change::RemoveMark { filter: filter.clone() }));
+    let mut each = |what: &str, why: Option<&str>, needed: bool| {
         if let Some(why) = why {
-            unmeasured.push(Unmeasured {
-                what: what.to_owned(),
-                why: why.to_owned(),
-                needed: true,
-            });
+            unmeasured.push(Unmeasured { what: what.to_owned(), why: why.to_owned(), needed });
         }
     };
-    each("ingress filters", host.filters.reason());
-    each("neighbours", host.neighbours.reason());
-    each("routes", host.routes.reason());
+    each("ingress filters", host.filters.reason(), true);
+    // Recordings of older builds do not have them.
+    each("egress filters", host.egress.reason(), false);
+    each("neighbours", host.neighbours.reason(), true);
+    each("routes", host.routes.reason(), true);
     let filters = host.filters.known().into_iter().flatten().filter(|filter| is_own(filter));
     changes.extend(filters.map(|filter| Change::RemoveFilter { filter: filter.clone() }));
     let neighbours = host

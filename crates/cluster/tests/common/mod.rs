@@ -4,7 +4,7 @@
 
 use cluster::address::{Interface, Mac, Pci};
 use cluster::file::{
-    CableEntry, ClusterFile, Forward, Function, Host, Port, SCHEMA, Switch, TagKind,
+    CableEntry, ClusterFile, Forward, Function, Host, MarkerKind, Port, SCHEMA, Switch, TagKind,
     default_mtu_bytes,
 };
 use cluster::plan::{PathKind, Plan, Rail};
@@ -27,6 +27,7 @@ pub(crate) fn hosts(count: usize, ports: usize) -> ClusterFile {
         schema: SCHEMA.to_owned(),
         forward: Forward::Auto,
         tag: TagKind::Destination,
+        marker: MarkerKind::Nic,
         mtu_bytes: default_mtu_bytes(),
         hosts: (0..count).map(host).collect(),
         switches: Vec::new(),

@@ -64,15 +64,15 @@ ip route add 10.10.0.1/32 dev enp1s0f1np1 src 10.10.2.2 scope link proto 157
 at=15
 ip route add 10.10.7.2/32 dev enP2p1s0f0np0 src 10.10.5.1 scope link proto 157
 
-# 16. spark2 to spark0 rail 0: the first hop is spark1, whose NIC passes the packets on; nobody answers for 10.10.0.1 here
+# 16. spark2 to spark0 rail 0: the first hop is spark1, which passes the packets on; nobody answers for 10.10.0.1 here
 at=16
 ip neigh replace 10.10.0.1 lladdr 4c:bb:47:00:01:00 dev enp1s0f1np1 nud permanent protocol 157
 
-# 17. spark2 to spark0 rail 1: the first hop is spark3, whose NIC passes the packets on; nobody answers for 10.10.7.2 here
+# 17. spark2 to spark0 rail 1: the first hop is spark3, which passes the packets on; nobody answers for 10.10.7.2 here
 at=17
 ip neigh replace 10.10.7.2 lladdr 4c:bb:47:00:03:11 dev enP2p1s0f0np0 nud permanent protocol 157
 
-# 18. enp1s0f0np0 takes ingress filters; does nothing if it does already
+# 18. enp1s0f0np0 takes filters; does nothing if it does already
 at=18
 tc qdisc replace dev enp1s0f0np0 clsact
 
@@ -80,7 +80,7 @@ tc qdisc replace dev enp1s0f0np0 clsact
 at=19
 tc filter add dev enp1s0f0np0 ingress protocol 0x88b5 pref 18801 handle 0x1 flower skip_sw dst_mac 4c:bb:47:00:02:00 action pedit ex munge eth type set 0x0800 munge eth dst set 4c:bb:47:00:01:00 pipe action mirred egress redirect dev enp1s0f1np1
 
-# 20. enp1s0f1np1 takes ingress filters; does nothing if it does already
+# 20. enp1s0f1np1 takes filters; does nothing if it does already
 at=20
 tc qdisc replace dev enp1s0f1np1 clsact
 

@@ -2,13 +2,13 @@
 
 use std::net::Ipv4Addr;
 
-use cluster::address::Mac;
-use cluster::file::{ClusterFile, TagKind};
+use cluster::address::{Mac, Pci};
+use cluster::file::{ClusterFile, MarkerKind, TagKind};
 use cluster::inventory::host_state::{HostState, Netdev};
 use cluster::plan::{PathKind, Plan, Rail};
 use cluster::rules::IPV4;
 
-use super::simulator::{Sim, applied, gb10, path, plan, ring};
+use super::simulator::{Sim, applied, gb10, path, plan, ring, soft};
 
 /// More cables than any planned path crosses.
 const HOP_LIMIT: usize = 12;
@@ -85,6 +85,18 @@ impl Wires<'_> {
     }
 
     fn marked(&self, host: &HostState, netdev: &Netdev, to: Ipv4Addr, source_port: u16) -> u16 {
+        if self.plan.marker == MarkerKind::Tc {
+            assert_eq!(host.markers.known().unwrap(), &[], "no program runs");
+            let filters = host.egress.known().unwrap().iter().filter(|one| {
+                one.netdev == netdev.name
+                    && one.destination_port == Some(4791)
+                    && one.destination_ip.unwrap().ip == to
+                    && one.source_port.is_none_or(|port| port == source_port)
+            });
+            let tags: Vec<_> = filters.map(|one| one.set_ether_type.unwrap()).collect();
+            assert!(tags.len() <= 1, "marked twice: {tags:?}");
+            return tags.first().copied().unwrap_or(IPV4);
+        }
         let device = &host.rdma_of(netdev).unwrap().name;
         let markers = host.markers.known().unwrap();
         let mut tags =
@@ -127,10 +139,11 @@ impl Wires<'_> {
                 packet.destination_mac = filter.set_destination_mac.unwrap();
                 let next = host.netdev(filter.redirect_to.as_deref().unwrap()).unwrap();
                 assert_eq!(
-                    next.pci.unwrap().adapter(),
-                    netdev.pci.unwrap().adapter(),
+                    next.pci.map(Pci::adapter),
+                    netdev.pci.map(Pci::adapter),
                     "a NIC passes packets on inside one adapter"
                 );
+                assert_eq!(filter.skip_software, self.plan.marker == MarkerKind::Nic);
                 out = next.mac.unwrap();
                 continue;
             }
@@ -240,6 +253,21 @@ fn every_packet_of_a_forwarded_rail_arrives_on_rings() {
             if kind == TagKind::Destination {
                 assert!(rails >= hosts, "ring of {hosts}: only {rails} forwarded rails");
             }
+            nothing_circles(&file, &plan);
+            neighbours_are_left_alone(&plan, &applied(&file, &plan), kind);
+        }
+    }
+}
+
+#[test]
+fn every_packet_arrives_where_kernels_pass_them_on() {
+    for kind in KINDS {
+        for (file, least) in
+            [(soft(ring(4)), 8), (soft(ring(5)), 5), (soft(ring(8)), 8), (soft(path(4)), 4)]
+        {
+            let plan = plan(&file, kind);
+            let rails = every_forwarded_rail_arrives(&file, &plan);
+            assert!(rails >= least || kind == TagKind::SourcePort, "{kind:?}: {rails}");
             nothing_circles(&file, &plan);
             neighbours_are_left_alone(&plan, &applied(&file, &plan), kind);
         }

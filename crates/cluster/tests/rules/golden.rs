@@ -1,4 +1,4 @@
-//! The complete script of each host of the GB10 ring, for both kinds of tag, as files; and the page that explains them.
+//! The complete script of each host of the GB10 ring and of the lab's, for both kinds of tag, as files; and the page that explains them.
 //!
 //! `RAILWEAVE_GOLDEN=write cargo test -p railweave-cluster --test rules_core golden` writes them anew.
 
@@ -8,7 +8,7 @@ use cluster::file::TagKind;
 use cluster::inventory::{HostState, Recording};
 use cluster::rules::{PROTOCOL, script, unit};
 
-use super::simulator::{bare, gb10, look, plan};
+use super::simulator::{bare, gb10, look, plan, soft_lab};
 
 const KINDS: [(TagKind, &str); 2] =
     [(TagKind::Destination, "destination"), (TagKind::SourcePort, "source-port")];
@@ -34,21 +34,22 @@ fn equals(name: &str, text: &str) {
 }
 
 fn scripts() -> Vec<(String, String)> {
-    let file = gb10();
     let mut all = Vec::new();
-    for (kind, name) in KINDS {
-        let plan = plan(&file, kind);
-        for (rank, host) in file.hosts.iter().enumerate() {
-            let comparison = look(&plan, rank, &bare(&file, rank));
-            let changes = comparison.ready().unwrap();
-            all.push((format!("apply-{name}-{}.sh", host.name), script(changes)));
+    for (file, marker) in [(gb10(), ""), (soft_lab(), "tc-")] {
+        for (kind, name) in KINDS {
+            let plan = plan(&file, kind);
+            for (rank, host) in file.hosts.iter().enumerate() {
+                let comparison = look(&plan, rank, &bare(&file, rank));
+                let changes = comparison.ready().unwrap();
+                all.push((format!("apply-{marker}{name}-{}.sh", host.name), script(changes)));
+            }
         }
     }
     all
 }
 
 #[test]
-fn the_scripts_of_the_gb10_ring_are_those_in_the_files() {
+fn the_scripts_of_the_rings_are_those_in_the_files() {
     for (name, text) in scripts() {
         equals(&name, &text);
     }

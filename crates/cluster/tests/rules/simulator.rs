@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cluster::address::Pci;
-use cluster::file::{ClusterFile, Forward, TagKind};
+use cluster::file::{ClusterFile, Forward, MarkerKind, TagKind};
 use cluster::inventory::Seen;
 use cluster::inventory::host_state::{
-    Gid, HostState, Marker, Netdev, NetdevKind, PcieLink, RdmaDevice, RdmaPort, System,
+    EgressFilter, Gid, HostState, Marker, Netdev, NetdevKind, PcieLink, RdmaDevice, RdmaPort,
+    System,
 };
 use cluster::plan::{Plan, PlanOptions};
 use cluster::rules::{Change, Comparison, MarkerRules, RuleOptions, When, compare, desired};
@@ -15,6 +16,12 @@ use cluster::rules::{Change, Comparison, MarkerRules, RuleOptions, When, compare
 /// The four GB10 hosts of the fixture.
 pub(crate) fn gb10() -> ClusterFile {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gb10-ring4/cluster.toml");
+    ClusterFile::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The four hosts of `lab/roce`, whose devices are software.
+pub(crate) fn soft_lab() -> ClusterFile {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/soft-ring4/cluster.toml");
     ClusterFile::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -54,6 +61,16 @@ pub(crate) fn cluster(hosts: usize, cables: &[(usize, usize)]) -> ClusterFile {
 pub(crate) fn ring(hosts: usize) -> ClusterFile {
     let cables: Vec<_> = (0..hosts).map(|host| (host, (host + 1) % hosts)).collect();
     cluster(hosts, &cables)
+}
+
+/// The same hosts with devices that are software: without PCI functions, and the kernel passes packets on.
+pub(crate) fn soft(mut file: ClusterFile) -> ClusterFile {
+    file.marker = MarkerKind::Tc;
+    let ports = file.hosts.iter_mut().flat_map(|host| &mut host.ports);
+    for function in ports.flat_map(|port| &mut port.functions) {
+        function.pci = None;
+    }
+    file
 }
 
 /// A chain.
@@ -149,6 +166,7 @@ pub(crate) fn bare(file: &ClusterFile, rank: usize) -> HostState {
         routes: Seen::Known(Vec::new()),
         neighbours: Seen::Known(Vec::new()),
         filters: Seen::Known(Vec::new()),
+        egress: Seen::Known(Vec::new()),
         devlink: Seen::Known(devlink),
         eswitch: Seen::Known(eswitch),
         lldp: unknown(),
@@ -307,6 +325,9 @@ impl Sim {
             Change::AddFilter(spec) => {
                 for name in [&spec.netdev, &spec.redirect_to] {
                     let netdev = self.netdev(name)?;
+                    if spec.software {
+                        continue;
+                    }
                     if netdev.tc_offload != Seen::Known(true) {
                         return Err("Operation not supported".to_owned());
                     }
@@ -337,6 +358,30 @@ impl Sim {
                 self.marker_pid += 1;
                 markers.push(marker(device, self.marker_pid, rules));
                 Ok(())
+            }
+            Change::AddMark(spec) => {
+                self.netdev(&spec.netdev)?;
+                if !self.qdiscs.contains(&spec.netdev) {
+                    return Err("Parent Qdisc doesn't exists".to_owned());
+                }
+                let filters = known(&mut self.state.egress);
+                let same = |one: &EgressFilter| {
+                    one.netdev == spec.netdev && one.preference == spec.preference
+                };
+                if filters.iter().any(same) {
+                    return Err("File exists".to_owned());
+                }
+                filters.push(spec.as_seen());
+                Ok(())
+            }
+            Change::RemoveMark { filter } => {
+                let filters = known(&mut self.state.egress);
+                let before = filters.len();
+                filters.retain(|one| {
+                    (&one.netdev, one.preference, one.handle)
+                        != (&filter.netdev, filter.preference, filter.handle)
+                });
+                if filters.len() == before { Err("no such filter".to_owned()) } else { Ok(()) }
             }
             other => panic!("unknown change {other:?}"),
         }
@@ -385,6 +430,7 @@ pub(crate) fn marker(device: &str, pid: u32, rules: &MarkerRules) -> Marker {
         MarkerRules::Destinations(all) => {
             (None, None, all.iter().map(|(ip, tag)| (*ip, *tag)).collect())
         }
+        MarkerRules::Filters(_) => panic!("no program does that"),
     };
     Marker { rdma: device.to_owned(), pid, source_port, destinations, ether_type, lasting: true }
 }

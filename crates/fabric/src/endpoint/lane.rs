@@ -112,7 +112,13 @@ impl Hop {
 
 #[derive(Debug)]
 enum Way {
-    Direct { peer: usize, rail: usize },
+    /// To the destination's memory in one write of at most `write_bytes_max`.
+    Direct {
+        peer: usize,
+        rail: usize,
+        write_bytes_max: u64,
+        kind: PathKind,
+    },
     Relayed(Hop),
 }
 
@@ -123,8 +129,15 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(layout: &Layout, lane: &topology::Lane, flow: Flow, rank: usize) -> Self {
-        let direct = Way::Direct { peer: flow.dst, rail: lane.rail() };
+    pub(super) fn new(
+        layout: &Layout,
+        lane: &topology::Lane,
+        flow: Flow,
+        rank: usize,
+        write_bytes_max: u64,
+    ) -> Self {
+        let kind = if lane.through().is_empty() { PathKind::Direct } else { PathKind::Forwarded };
+        let direct = Way::Direct { peer: flow.dst, rail: lane.rail(), write_bytes_max, kind };
         let way = Hop::new(layout, lane, flow, rank).map_or(direct, Way::Relayed);
         Self { way, queue: VecDeque::new() }
     }
@@ -133,10 +146,15 @@ impl Lane {
         self.queue.push_back(transfer);
     }
 
-    /// The neighbour and rail of a lane that has nothing queued and needs no credit.
-    fn open_way(&self) -> Option<(usize, usize)> {
+    /// The peer, rail and kind of a lane that has nothing queued, needs no credit, and takes so
+    /// many bytes at once.
+    fn open_way(&self, len: u64) -> Option<(usize, usize, PathKind)> {
         match self.way {
-            Way::Direct { peer, rail } if self.queue.is_empty() => Some((peer, rail)),
+            Way::Direct { peer, rail, write_bytes_max, kind }
+                if self.queue.is_empty() && len <= write_bytes_max =>
+            {
+                Some((peer, rail, kind))
+            }
             _ => None,
         }
     }
@@ -155,7 +173,7 @@ impl Lane {
 }
 
 impl Endpoint {
-    /// Sends a fragment without queueing it, if it goes in one write to a neighbour that takes it
+    /// Sends a fragment without queueing it, if it goes in one write to a peer that takes it
     /// now. Where it does not, nothing was sent.
     pub(super) fn post_at_once(
         &mut self,
@@ -165,11 +183,10 @@ impl Endpoint {
         to: u64,
         flag: FlagWrite,
     ) -> bool {
-        let Some((peer, rail)) = self.lanes[dst][lane].open_way() else { return false };
-        let Some(link) = &mut self.links[peer] else { return false };
-        if src.len > self.settings.write_bytes_max {
+        let Some((peer, rail, kind)) = self.lanes[dst][lane].open_way(src.len) else {
             return false;
-        }
+        };
+        let Some(link) = &mut self.links[peer] else { return false };
         let write = Write { body: src, to, flag: Some(flag), ..Write::default() };
         let (submitted, rail) = link.submit(&mut *self.device, peer, rail, write, Owner::Put);
         match submitted {
@@ -177,7 +194,7 @@ impl Endpoint {
             Submitted::Pending => self.pending += 1,
             Submitted::Done => {}
         }
-        self.counters.add_bytes(PathKind::Direct, rail, src.len);
+        self.counters.add_bytes(kind, rail, src.len);
         true
     }
 
@@ -187,9 +204,9 @@ impl Endpoint {
         let lane = &mut self.lanes[dst][lane];
         while let Some(transfer) = lane.queue.front_mut() {
             let (peer, rail, write, kind) = match &lane.way {
-                Way::Direct { peer, rail } => {
-                    let (body, to, flag) = transfer.next(self.settings.write_bytes_max);
-                    (*peer, *rail, Write { body, to, flag, ..Write::default() }, PathKind::Direct)
+                Way::Direct { peer, rail, write_bytes_max, kind } => {
+                    let (body, to, flag) = transfer.next(*write_bytes_max);
+                    (*peer, *rail, Write { body, to, flag, ..Write::default() }, *kind)
                 }
                 Way::Relayed(hop) => {
                     if !hop.has_credit(&self.region) {

@@ -1,4 +1,4 @@
-//! The rails to one neighbour, and what is outstanding on them.
+//! The rails to one peer, and what is outstanding on them.
 
 use std::collections::VecDeque;
 
@@ -10,8 +10,8 @@ use super::FabricError;
 /// Who is told when a write is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A relay's credit: nobody.
-    Credit,
+    /// Nobody waits: a relay's credit, a beacon, a proof.
+    Nobody,
     /// A put of this rank.
     Put,
     /// The relay with this index.
@@ -20,8 +20,18 @@ pub(super) enum Owner {
 
 #[derive(Debug, Default)]
 struct Rail {
+    /// Whether there is such a queue pair.
+    exists: bool,
     fault: Option<RailFault>,
+    /// It failed, was made anew and is connected: only proofs go over it.
+    on_trial: bool,
     outstanding: VecDeque<(Write, Owner)>,
+}
+
+impl Rail {
+    fn works(&self) -> bool {
+        self.exists && self.fault.is_none()
+    }
 }
 
 /// What a link did with a write.
@@ -41,22 +51,25 @@ pub(super) enum Submitted {
 pub(super) struct Link {
     rails: Vec<Rail>,
     next_number: u32,
+    /// The rail that goes back into service once nothing is outstanding.
+    returning: Option<usize>,
     /// Writes of failed rails, in order, to be sent before anything new, each with its rail.
     reposts: VecDeque<(usize, Write, Owner)>,
 }
 
 impl Link {
-    pub(super) fn new(rails: usize) -> Self {
-        let rails = (0..rails).map(|_| Rail::default()).collect();
-        Self { rails, next_number: FIRST_NUMBER, reposts: VecDeque::new() }
+    /// A link with queue pairs on these rails.
+    pub(super) fn new(rails: &[usize]) -> Self {
+        let count = rails.iter().max().map_or(0, |highest| highest + 1);
+        let rail = |rail| Rail { exists: rails.contains(&rail), ..Rail::default() };
+        let rails = (0..count).map(rail).collect();
+        Self { rails, next_number: FIRST_NUMBER, returning: None, reposts: VecDeque::new() }
     }
 
     /// The preferred rail, or the next working one after it.
     pub(super) fn working_rail(&self, preferred: usize) -> Option<usize> {
         let count = self.rails.len();
-        (0..count)
-            .map(|step| (preferred + step) % count)
-            .find(|&rail| self.rails[rail].fault.is_none())
+        (0..count).map(|step| (preferred + step) % count).find(|&rail| self.rails[rail].works())
     }
 
     pub(super) fn submit(
@@ -64,13 +77,40 @@ impl Link {
         device: &mut dyn Device,
         peer: usize,
         preferred: usize,
-        mut write: Write,
+        write: Write,
         owner: Owner,
     ) -> (Submitted, usize) {
         let Some(rail) = self.working_rail(preferred) else { return (Submitted::Down, preferred) };
-        if !self.reposts.is_empty() {
+        if !self.reposts.is_empty() || self.returning.is_some() {
             return (Submitted::Full, rail);
         }
+        (self.post(device, peer, rail, write, owner), rail)
+    }
+
+    /// Posts on this rail and no other, if it works or is on trial.
+    pub(super) fn submit_on(
+        &mut self,
+        device: &mut dyn Device,
+        peer: usize,
+        rail: usize,
+        write: Write,
+        owner: Owner,
+    ) -> Submitted {
+        if self.rails.get(rail).is_some_and(|rail| rail.works() || rail.on_trial) {
+            self.post(device, peer, rail, write, owner)
+        } else {
+            Submitted::Down
+        }
+    }
+
+    fn post(
+        &mut self,
+        device: &mut dyn Device,
+        peer: usize,
+        rail: usize,
+        mut write: Write,
+        owner: Owner,
+    ) -> Submitted {
         write.number = self.next_number;
         let submitted = match device.post(peer, rail, &write) {
             Ok(Posted::Done) => Submitted::Done,
@@ -79,10 +119,41 @@ impl Link {
                 Submitted::Pending
             }
             // A rail that is down without a word yet: its event comes first.
-            Err(PostError::Full | PostError::Down) => return (Submitted::Full, rail),
+            Err(PostError::Full | PostError::Down) => return Submitted::Full,
         };
         self.next_number = self.next_number.wrapping_add(1);
-        (submitted, rail)
+        submitted
+    }
+
+    /// A rail that failed is connected again: proofs may cross it.
+    pub(super) fn try_again(&mut self, rail: usize) {
+        if let Some(rail) = self.rails.get_mut(rail) {
+            rail.on_trial = rail.exists && rail.fault.is_some();
+        }
+    }
+
+    /// A rail on trial has been proven: it goes back into service as soon as nothing is
+    /// outstanding on the others. Its lanes use other rails until then, and what they have sent
+    /// must land before what they send next.
+    pub(super) fn take_back(&mut self, rail: usize) -> bool {
+        let proven = self.returning.is_none()
+            && self.rails.get(rail).is_some_and(|rail| rail.on_trial && rail.fault.is_some());
+        if proven {
+            self.returning = Some(rail);
+        }
+        proven
+    }
+
+    /// Finishes what [`take_back`](Self::take_back) began, when it is time; answers the rail.
+    pub(super) fn settle_return(&mut self) -> Option<usize> {
+        let quiet =
+            self.reposts.is_empty() && self.rails.iter().all(|rail| rail.outstanding.is_empty());
+        let rail = self.returning.filter(|_| quiet)?;
+        self.returning = None;
+        let back = &mut self.rails[rail];
+        back.on_trial = false;
+        back.fault = None;
+        Some(rail)
     }
 
     /// The owner of the oldest outstanding write of a rail, which is over.
@@ -93,10 +164,20 @@ impl Link {
     /// Marks a rail as failed; false if it was already.
     pub(super) fn fail(&mut self, rail: usize, fault: RailFault) -> bool {
         let Some(failed) = self.rails.get_mut(rail) else { return false };
-        if failed.fault.is_some() {
+        if self.returning == Some(rail) {
+            self.returning = None;
+        }
+        if failed.fault.is_some() && !failed.on_trial {
             return false;
         }
+        let was_in_service = failed.fault.is_none();
+        failed.on_trial = false;
         failed.fault = Some(fault);
+        if !was_in_service {
+            // Nothing but proofs was on it, and they are made anew.
+            failed.outstanding.clear();
+            return false;
+        }
         let outstanding = failed.outstanding.drain(..);
         self.reposts.extend(outstanding.map(|(write, owner)| (rail, write, owner)));
         true
@@ -139,11 +220,15 @@ impl Link {
     }
 
     pub(super) fn working_rails(&self) -> usize {
-        self.rails.iter().filter(|rail| rail.fault.is_none()).count()
+        self.rails.iter().filter(|rail| rail.works()).count()
+    }
+
+    pub(super) fn fault(&self, rail: usize) -> Option<&RailFault> {
+        self.rails.get(rail)?.fault.as_ref()
     }
 
     pub(super) fn is_down(&self) -> bool {
-        self.rails.iter().all(|rail| rail.fault.is_some())
+        !self.rails.iter().any(Rail::works)
     }
 
     pub(super) fn down_error(&self, rank: usize, peer: usize) -> FabricError {

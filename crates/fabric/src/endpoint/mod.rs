@@ -18,7 +18,7 @@ use crate::region::{OutOfRegion, Region};
 use crate::topology::{MAX_RAILS, Topology};
 
 use lane::{Lane, Transfer};
-use link::{Link, Owner, Submitted};
+use link::{Link, Owner};
 use relay::Relay;
 
 /// Most puts that may wait to be sent at one time.
@@ -44,7 +44,7 @@ pub struct Put {
 pub struct EndpointSettings {
     /// A put of fewer bytes goes as one fragment over one lane.
     pub stripe_bytes_min: u64,
-    /// Most bytes of one write to a neighbour.
+    /// Most bytes of one write; a device may want fewer.
     pub write_bytes_max: u64,
 }
 
@@ -102,6 +102,13 @@ pub enum Notice {
         /// Why.
         fault: RailFault,
     },
+    /// A rail that was down is back in service.
+    RailUp {
+        /// The rank at its other end.
+        peer: usize,
+        /// The rail.
+        rail: usize,
+    },
     /// The last rail to a neighbour went down.
     LinkDown(FabricError),
     /// A relayed chunk was damaged.
@@ -113,6 +120,8 @@ pub enum Notice {
 pub enum PathKind {
     /// To a neighbour.
     Direct,
+    /// To a distant rank, past the NICs of those between.
+    Forwarded,
     /// Through other ranks, or for other ranks.
     Relayed,
 }
@@ -120,7 +129,7 @@ pub enum PathKind {
 /// Counts that only grow; read by metrics while the endpoint works.
 #[derive(Debug, Default)]
 pub struct Counters {
-    bytes: [[AtomicU64; MAX_RAILS]; 2],
+    bytes: [[AtomicU64; MAX_RAILS]; 3],
     relayed_chunks: AtomicU64,
     reposted_writes: AtomicU64,
 }
@@ -169,7 +178,7 @@ pub struct Endpoint {
     region: Arc<Region>,
     device: Box<dyn Device>,
     settings: EndpointSettings,
-    /// By rank; none for distant ranks and this one.
+    /// By rank; none for ranks without queue pairs.
     links: Vec<Option<Link>>,
     /// By destination, then lane.
     lanes: Vec<Vec<Lane>>,
@@ -194,8 +203,8 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint of `rank` in an epoch, over a device that is connected to its neighbours. No
-    /// neighbour may put before all endpoints are there: this sets the flags of the region.
+    /// The endpoint of `rank` in an epoch, over a device that is connected to the ranks linked to
+    /// it. None may put before all endpoints are there: this sets the flags of the region.
     pub fn new(
         rank: usize,
         epoch: u32,
@@ -209,13 +218,19 @@ impl Endpoint {
             flag.store(FIRST_VALUE, Ordering::Relaxed);
         }
         let links = (0..topology.ranks())
-            .map(|peer| topology.are_neighbours(rank, peer).then(|| Link::new(topology.rails())))
+            .map(|peer| {
+                let rails = topology.link_rails(rank, peer);
+                (!rails.is_empty()).then(|| Link::new(&rails))
+            })
             .collect();
         let lanes = (0..topology.ranks())
             .map(|dst| {
                 let ways = topology.lanes(rank, dst).iter().enumerate();
-                ways.map(|(lane, way)| Lane::new(&layout, way, Flow { src: rank, dst, lane }, rank))
-                    .collect()
+                let most = |rail| settings.write_bytes_max.min(device.write_bytes_max(dst, rail));
+                ways.map(|(lane, way)| {
+                    Lane::new(&layout, way, Flow { src: rank, dst, lane }, rank, most(way.rail()))
+                })
+                .collect()
             })
             .collect();
         let relays = layout
@@ -291,15 +306,32 @@ impl Endpoint {
         flag: FlagWrite,
     ) {
         let Some(Some(link)) = self.links.get_mut(peer) else { return };
-        if link.working_rail(rail) != Some(rail) {
-            return;
-        }
         let write = Write { body, to, flag: Some(flag), ..Write::default() };
-        if let (Submitted::Pending, _) =
-            link.submit(&mut *self.device, peer, rail, write, Owner::Put)
-        {
-            self.pending += 1;
+        // Nobody waits for it: its bytes have a place of their own.
+        link.submit_on(&mut *self.device, peer, rail, write, Owner::Nobody);
+    }
+
+    /// Makes a queue pair anew for a rail that is down; see [`Device::remake`].
+    pub fn remake(&mut self, peer: usize, rail: usize) -> Option<Vec<u8>> {
+        self.device.remake(peer, rail)
+    }
+
+    /// Connects a queue pair that was made anew; proofs may cross it then.
+    ///
+    /// # Errors
+    /// As [`Device::reconnect`].
+    pub fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
+        self.device.reconnect(peer, rail, told)?;
+        if let Some(Some(link)) = self.links.get_mut(peer) {
+            link.try_again(rail);
         }
+        Ok(())
+    }
+
+    /// Puts a rail that was made anew and proven back into service; a notice follows. False if it
+    /// is not on trial.
+    pub fn take_back(&mut self, peer: usize, rail: usize) -> bool {
+        self.links.get_mut(peer).and_then(Option::as_mut).is_some_and(|link| link.take_back(rail))
     }
 
     /// Puts the first `len` bytes of this rank's beacon place into the same place at every
@@ -317,7 +349,7 @@ impl Endpoint {
         for (peer, link) in self.links.iter_mut().enumerate() {
             if let Some(link) = link {
                 let write = Write { body: Span { offset, len }, to: offset, ..Write::default() };
-                link.submit(&mut *self.device, peer, 0, write, Owner::Credit);
+                link.submit(&mut *self.device, peer, 0, write, Owner::Nobody);
             }
         }
         Ok(())
@@ -326,6 +358,11 @@ impl Endpoint {
     /// Rails to a neighbour that work.
     pub fn working_rails(&self, peer: usize) -> usize {
         self.links.get(peer).and_then(Option::as_ref).map_or(0, Link::working_rails)
+    }
+
+    /// Why a rail is down; none while it works.
+    pub fn rail_fault(&self, peer: usize, rail: usize) -> Option<&RailFault> {
+        self.links.get(peer).and_then(Option::as_ref).and_then(|link| link.fault(rail))
     }
 
     /// Moves whatever can be moved, and answers whether anything was.
@@ -344,6 +381,12 @@ impl Endpoint {
         }
         if self.links.iter().flatten().any(Link::has_reposts) {
             moved |= self.repost();
+        }
+        for (peer, link) in self.links.iter_mut().enumerate() {
+            if let Some(rail) = link.as_mut().and_then(Link::settle_return) {
+                self.notices.push(Notice::RailUp { peer, rail });
+                moved = true;
+            }
         }
         if self.pending > 0 {
             for dst in 0..self.lanes.len() {
@@ -453,7 +496,7 @@ impl Endpoint {
 
     fn finish(&mut self, owner: Owner) {
         match owner {
-            Owner::Credit => {}
+            Owner::Nobody => {}
             Owner::Put => self.pending -= 1,
             Owner::Relay(index) => self.relays[index].finish_one(),
         }

@@ -174,7 +174,7 @@ impl Endpoint {
         };
         let Some(link) = &mut self.links[relay.before] else { return false };
         let (submitted, _) =
-            link.submit(&mut *self.device, relay.before, relay.rail, write, Owner::Credit);
+            link.submit(&mut *self.device, relay.before, relay.rail, write, Owner::Nobody);
         if matches!(submitted, Submitted::Done | Submitted::Pending) {
             relay.returned = relay.done;
             return true;

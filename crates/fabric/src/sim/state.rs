@@ -117,16 +117,18 @@ impl State {
         settings: SimSettings,
         regions: Vec<Arc<Region>>,
     ) -> Self {
-        let (count, rails) = (topology.ranks(), topology.rails());
+        let count = topology.ranks();
+        let highest = topology.forwarded().map(|(of, _)| of.rail + 1).max().unwrap_or(0);
+        let rails = topology.rails().max(highest);
         let mut halves = Vec::with_capacity(count * count * rails);
         for src in 0..count {
             for dst in 0..count {
-                let exists = topology.are_neighbours(src, dst);
+                let used = topology.link_rails(src, dst);
                 halves.extend((0..rails).map(|rail| Half {
                     src,
                     dst,
                     rail,
-                    exists,
+                    exists: used.contains(&rail),
                     ..Half::default()
                 }));
             }

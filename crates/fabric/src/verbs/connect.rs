@@ -12,10 +12,10 @@ use super::device::VerbsDevice;
 use super::end::{End, Place, attributes};
 use super::error::VerbsError;
 use super::ffi::{self, Kernel};
-use super::gid;
+use super::gid::{self, Gid};
 use super::parker::VerbsParker;
 use super::provider::{Nic, Provider};
-use super::queue_pair::{RECEIVE_QUEUE, SEND_QUEUE};
+use super::queue_pair::{Pair, RECEIVE_QUEUE, SEND_QUEUE};
 use super::settings::VerbsSettings;
 use super::told::{Agreed, blob_of};
 use super::word::Tag;
@@ -74,7 +74,7 @@ pub struct VerbsEnds {
     region: Arc<Region>,
     settings: VerbsSettings,
     // Queue pairs go before the devices they are on.
-    ends: Vec<End>,
+    ends: Vec<Result<End, (Place, VerbsError)>>,
     nics: Vec<Arc<dyn Nic>>,
 }
 
@@ -89,10 +89,11 @@ impl std::fmt::Debug for VerbsEnds {
 
 impl VerbsEnds {
     /// Finds the devices by the addresses, registers the region with each, and makes the own end
-    /// of every queue pair.
+    /// of every queue pair. Rails whose address no device has, or whose port is not up, are left
+    /// out as long as there are others.
     ///
     /// # Errors
-    /// No libibverbs, no device with an address, or what a device refuses.
+    /// No libibverbs, no rail at all, or what a device refuses.
     pub fn prepare(setup: VerbsSetup) -> Result<Self, VerbsError> {
         Self::prepare_on(setup, Arc::new(Kernel))
     }
@@ -112,73 +113,107 @@ impl VerbsEnds {
                     let (value, what) = (end.rail as u64, "there are at most four");
                     return Err(VerbsError::Setting { key: "rail", value, what });
                 }
-                places.push((neighbour.rank, end, gids.find(end.address)?));
+                places.push((neighbour.rank, end, gids.find(end.address)));
             }
         }
         let mut counts: BTreeMap<(String, u8), u32> = BTreeMap::new();
-        for (_, _, gid) in &places {
+        for gid in places.iter().filter_map(|(_, _, gid)| gid.as_ref().ok()) {
             *counts.entry((gid.device.clone(), gid.port)).or_default() += 1;
         }
-        let mut nics = Vec::new();
+        let mut nics = BTreeMap::new();
         for ((device, port), count) in &counts {
             let completions = count * (SEND_QUEUE + RECEIVE_QUEUE);
             let nic = provider.open(device, *port, &region, completions)?;
-            let state = attributes(&*nic)?.state;
-            if state != PORT_ACTIVE {
-                return Err(VerbsError::PortInactive {
-                    device: device.clone(),
-                    port: *port,
-                    state,
-                });
-            }
-            nics.push(nic);
+            nics.insert((device.clone(), *port), nic);
         }
         let mut ends = Vec::new();
         for (peer, end, gid) in places {
-            // Every place was counted, in the order of the devices.
-            let nic =
-                counts.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
-            let Some((number, nic)) = nic.and_then(|number| Some((number, nics.get(number)?)))
-            else {
-                return Err(VerbsError::NoDevices { source: None });
-            };
             let place = Place {
                 peer,
                 rail: end.rail,
                 address: end.address,
                 forwarded: end.forwarded,
-                nic: number,
+                nic: None,
                 tag: Tag { pair: ends.len(), round: 0 },
             };
+            let gid = match gid {
+                Ok(gid) => gid,
+                Err(why) => {
+                    ends.push(Err((place, why)));
+                    continue;
+                }
+            };
+            // Every device was opened.
+            let found =
+                nics.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
+            let Some((number, nic)) =
+                found.and_then(|number| Some((number, nics.values().nth(number)?)))
+            else {
+                return Err(VerbsError::NoDevices { source: None });
+            };
+            let place = Place { nic: Some(number), ..place };
+            let state = attributes(&**nic)?.state;
+            if state != PORT_ACTIVE {
+                let Gid { device, port, .. } = gid;
+                ends.push(Err((place, VerbsError::PortInactive { device, port, state })));
+                continue;
+            }
             let agreed = Agreed::new(region.len(), &settings, end.forwarded.as_ref());
-            ends.push(End::make(place, gid, nic, &*provider, agreed)?);
+            ends.push(Ok(End::make(place, gid, nic, &*provider, agreed)?));
         }
+        if ends.iter().all(Result::is_err)
+            && let Some(Err((_, why))) = ends.pop()
+        {
+            return Err(why);
+        }
+        let nics = nics.into_values().collect();
         Ok(Self { rank, provider, region, settings, ends, nics })
+    }
+
+    /// The devices in use, by the rank at the other end and the rail.
+    pub fn devices(&self) -> Vec<(usize, usize, String)> {
+        let made = self.ends.iter().flatten();
+        made.map(|end| (end.place.peer, end.place.rail, end.told.device.clone())).collect()
     }
 
     /// What the neighbours need to connect to this rank. It is for members of the group only:
     /// whoever has it can write into the region.
     pub fn blob(&self) -> Vec<u8> {
-        blob_of(self.ends.iter().map(|end| (end.place.peer, end.place.rail, &end.told)))
+        blob_of(self.ends.iter().flatten().map(|end| (end.place.peer, end.place.rail, &end.told)))
     }
 
     /// Connects all queue pairs with what the neighbours told, by rank. Nothing may be written
-    /// before every rank has come back from this.
+    /// before every rank has come back from this. Rails that have no end here or there, or that
+    /// do not connect, are down from the beginning.
     ///
     /// # Errors
-    /// The first end that does not fit or that the device refuses.
+    /// The first setting that differs between both ends of a rail.
     pub fn connect(self, blobs: &[Vec<u8>]) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
         let Self { rank, provider, region, settings, ends, nics } = self;
-        let mut pairs = Vec::with_capacity(ends.len());
+        let (mut pairs, mut absent) = (Vec::with_capacity(ends.len()), Vec::new());
         for end in ends {
-            let blob = blobs.get(end.place.peer).map(Vec::as_slice).unwrap_or_default();
-            pairs.push(end.join(rank, blob, &settings, &*provider)?);
+            let (place, joined) = match end {
+                Ok(end) => {
+                    let blob = blobs.get(end.place.peer).map(Vec::as_slice).unwrap_or_default();
+                    (end.place, end.join(rank, blob, &settings, &*provider))
+                }
+                Err((place, why)) => (place, Err(why)),
+            };
+            pairs.push(match joined {
+                Ok(pair) => pair,
+                Err(error @ VerbsError::Differs { .. }) => return Err(error),
+                Err(why) => {
+                    absent.push((place.peer, place.rail, why.to_string()));
+                    Pair::absent(place, &*provider)
+                }
+            });
         }
         let parker =
             VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
         let parker = Arc::new(parker);
-        let device =
+        let mut device =
             VerbsDevice::new(rank, provider, region, settings, nics, pairs, Arc::clone(&parker));
+        device.are_down(absent);
         Ok((device, parker))
     }
 }

@@ -86,18 +86,6 @@ pub enum VerbsError {
         /// The known cause and what to do, if there is one; starts with a separator.
         hint: String,
     },
-    /// What a neighbour told about its end is missing or does not fit.
-    #[error("rank {rank} cannot use what rank {peer} told about rail {rail}: {what}")]
-    Peer {
-        /// This rank.
-        rank: usize,
-        /// The neighbour.
-        peer: usize,
-        /// The rail.
-        rail: usize,
-        /// What is wrong.
-        what: String,
-    },
     /// The two ends of a queue pair were not given the same.
     #[error(
         "rank {rank} and rank {peer} differ for rail {rail}: {key} is {own} at rank {rank} and \
@@ -145,6 +133,16 @@ pub enum VerbsError {
         /// The tag port, for a forwarded rail; for a neighbour's, any other than the one seen.
         wanted: Option<u16>,
     },
+    /// What the other end of a rail told is missing or cannot be read.
+    #[error("rank {peer} told nothing of its end of rail {rail} that rank {rank} can read")]
+    Peer {
+        /// This rank.
+        rank: usize,
+        /// The other one.
+        peer: usize,
+        /// The rail.
+        rail: usize,
+    },
     /// A setting that cannot be.
     #[error("{key} is {value}: {what}")]
     Setting {
@@ -161,16 +159,6 @@ pub enum VerbsError {
         /// What it said.
         source: io::Error,
     },
-}
-
-impl VerbsError {
-    /// The neighbour whose cable is to blame, if it is one.
-    pub fn broken_peer(&self) -> Option<usize> {
-        match self {
-            Self::QueuePair { peer, .. } => Some(*peer),
-            _ => None,
-        }
-    }
 }
 
 /// The known causes of a refused registration.

@@ -8,7 +8,7 @@ use super::abi::Wc;
 use super::end::{End, Place};
 use super::error::{VerbsCause, VerbsFault};
 use super::provider::{
-    Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Qp, Remote, Request,
+    Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Provider, Qp, Remote, Request,
 };
 use super::word::{Kind, Tag, Word};
 use crate::device::{HEAD_BYTES_MAX, PostError, RailFault, Span, Write};
@@ -119,14 +119,14 @@ pub(super) struct Pair {
 impl Pair {
     pub(super) fn new(
         place: Place,
-        qp: Box<dyn Qp>,
+        qp: Option<Box<dyn Qp>>,
         remote: Remote,
         request_bytes_max: u32,
     ) -> Self {
         Self {
             place,
             state: State::Up,
-            qp: Some(qp),
+            qp,
             remote,
             request_bytes: u64::from(request_bytes_max).clamp(1, REQUEST_BYTES_MAX),
             window_bytes: place.forwarded.map(|it| it.window_bytes),
@@ -149,6 +149,12 @@ impl Pair {
         }
     }
 
+    /// One that has no queue pair, until it is made again.
+    pub(super) fn absent(place: Place, provider: &dyn Provider) -> Self {
+        let absent = Self::new(place, None, Remote::default(), 0);
+        Self { state: State::Down, plant: provider.plant(), ..absent }
+    }
+
     pub(super) fn peer(&self) -> usize {
         self.place.peer
     }
@@ -157,7 +163,7 @@ impl Pair {
         self.place.rail
     }
 
-    pub(super) fn nic(&self) -> usize {
+    pub(super) fn nic(&self) -> Option<usize> {
         self.place.nic
     }
 

@@ -211,7 +211,7 @@ impl SimRank {
     }
 
     fn hear_beacons(&mut self, now: Duration) {
-        for peer in self.fabric.topology().neighbours(self.rank) {
+        for peer in self.fabric.topology().linked(self.rank) {
             let mut bytes = [0; BEACON_BYTES];
             let offset = self.fabric.layout().beacon(peer);
             if self.fabric.region().read(offset, &mut bytes).is_ok()
@@ -239,7 +239,7 @@ impl SimRank {
                         self.propose(now, Reason::LinkDown { report }, out);
                     }
                 }
-                Notice::LinkDown(_) => {}
+                Notice::RailUp { .. } | Notice::LinkDown(_) => {}
                 Notice::BadChunk(error) => {
                     self.propose(now, Reason::Failed { what: error.to_string() }, out);
                 }

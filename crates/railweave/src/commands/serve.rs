@@ -12,7 +12,7 @@ use crate::launcher::{Launcher, Seat, detect};
 use crate::model_store::{Found, ModelStore};
 use crate::placement::{Placement, PlacementError};
 use crate::process::{RankBody, begin_launched};
-use crate::settings::{Effective, Place, Secret, Settings, expand};
+use crate::settings::{Effective, Forward, Place, Secret, Settings, expand};
 use crate::supervisor::{Outcome, RankProgram, Screen, reserve_port, supervise};
 
 /// Random bytes of a token that is made up.
@@ -79,7 +79,14 @@ fn placed(effective: Effective, seat: Option<Seat>, body: RankBody) -> CommandRe
     }
     let settings = &effective.settings;
     let wrong = |error: PlacementError| CommandError::Usage(error.to_string());
-    let placement = Placement::read(&expand(&settings.cluster), &settings.host).map_err(wrong)?;
+    let forward = match settings.forward {
+        Forward::Plan => None,
+        Forward::Off => Some(cluster::file::Forward::Off),
+        Forward::Auto => Some(cluster::file::Forward::Auto),
+        Forward::Required => Some(cluster::file::Forward::Required),
+    };
+    let path = expand(&settings.cluster);
+    let placement = Placement::read(&path, &settings.host, forward).map_err(wrong)?;
     if let Some(seat) = seat {
         placement.check_rank(seat.rank).map_err(wrong)?;
         return launched(effective, seat, Some(placement), body);

@@ -10,7 +10,7 @@ use engine::communicator::{
 use fabric::Reduction;
 use group::beacon::Phase;
 use group::collective::CollectiveError;
-use group::{FormError, Group, Informant, Member};
+use group::{Carrier, FormError, Group, Informant, Member};
 use observe::{Health, State};
 
 use crate::events::{Event, EventSink};
@@ -47,6 +47,8 @@ pub(super) struct GroupCommunicator {
     size: usize,
     member: Member,
     group: Option<Group>,
+    /// What was told last of what carries the bytes.
+    carried: Option<Carrier>,
     current: Current,
     stopping: Arc<AtomicBool>,
     events: EventSink,
@@ -64,8 +66,17 @@ impl GroupCommunicator {
         health: Health,
     ) -> Result<Self, FormError> {
         let (rank, size) = place;
-        let mut formed =
-            Self { rank, size, member, group: None, current, stopping, events, health };
+        let mut formed = Self {
+            rank,
+            size,
+            member,
+            group: None,
+            carried: None,
+            current,
+            stopping,
+            events,
+            health,
+        };
         formed.form_group()?;
         Ok(formed)
     }
@@ -81,6 +92,12 @@ impl GroupCommunicator {
         let mut group = self.member.form()?;
         group.interrupt_on(Arc::clone(&self.stopping));
         self.current.set(Some(&group));
+        let Carrier { transport, why } = group.carrier();
+        if self.carried.as_ref() != Some(group.carrier()) {
+            let (transport, why) = (transport.to_string(), why.clone());
+            self.events.send(&Event::Carrier { transport, why });
+            self.carried = Some(group.carrier().clone());
+        }
         self.group = Some(group);
         Ok(())
     }

@@ -17,6 +17,7 @@ use engine::model::{KV_BLOCK_TOKENS, KvLimits, Model, ModelFile, Split};
 use engine::serving::{FaultHook, Lead, Limits, RequestQueue, follow};
 use engine::tokenizer::Tokenizer;
 use fabric::auth::Token;
+use fabric::verbs::VerbsSettings;
 use fabric::{DataAddresses, EndpointSettings, Sizes, Waiting};
 use group::control::CableNames;
 use group::patience::{Patience, PatienceKey, PatienceValues};
@@ -28,7 +29,7 @@ use observe::{Health, Identity, Metrics, Recorder, RecorderConfig};
 use crate::events::{Event, EventSink, Note};
 use crate::placement::Placement;
 use crate::process::{RankError, RankLaunch};
-use crate::settings::{PatienceSettings, Settings, Spin, Topology, Transport};
+use crate::settings::{PatienceSettings, QueuePairSettings, Settings, Spin, Topology, Transport};
 
 use comm::{Current, GroupCommunicator};
 use routes::{Controls, Faults};
@@ -88,6 +89,7 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
         patience,
         serving: serving.clone(),
         events: events.clone(),
+        demotions: member.demotions(),
         faults: settings.faults.enabled.then(|| Faults {
             cut_rails: member.cut_rails(),
             compute: faults,
@@ -223,6 +225,7 @@ fn member_options(
     if let Some(placement) = placement {
         config.insert("cluster.plan".to_owned(), placement.digest().to_owned());
     }
+    let (forward_required, no_rdma) = rdma(settings, placement, &data_addresses);
     let local = seat.local_ranks.unwrap_or(1) as usize;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut waiting = Waiting::for_host(local, cores);
@@ -239,6 +242,10 @@ fn member_options(
         address,
         data_addresses,
         topology,
+        forward_required,
+        forward_witness: None,
+        no_rdma,
+        verbs: queue_pairs(&settings.verbs),
         cable_names,
         transport: match settings.transport {
             Transport::Auto => TransportChoice::Auto,
@@ -258,6 +265,35 @@ fn member_options(
         patience: Arc::clone(patience),
         config,
     })
+}
+
+/// Whether rails that are planned to be forwarded must be, and why this host cannot use RDMA if it cannot.
+fn rdma(
+    settings: &Settings,
+    placement: Option<&Placement>,
+    addresses: &DataAddresses,
+) -> (bool, Option<String>) {
+    let required = placement
+        .is_some_and(|placement| placement.plan().forward == cluster::file::Forward::Required);
+    // Looking for devices loads the library: only where the answer matters.
+    let no_rdma = match settings.transport {
+        Transport::Auto => fabric::verbs::available(addresses.all()).err(),
+        Transport::Shm | Transport::Tcp | Transport::Verbs => None,
+    };
+    (required, no_rdma.map(|error| error.to_string()))
+}
+
+/// Numbers that the table of keys keeps within a byte.
+fn queue_pairs(settings: &QueuePairSettings) -> VerbsSettings {
+    let byte = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
+    VerbsSettings {
+        timeout: byte(settings.timeout),
+        retry_count: byte(settings.retry_count),
+        traffic_class: byte(settings.traffic_class),
+        hop_limit: byte(settings.hop_limit),
+        stall_limit: settings.stall,
+        ..VerbsSettings::default()
+    }
 }
 
 fn host_name(placement: Option<&Placement>) -> String {
@@ -297,7 +333,7 @@ fn cabling(
     Ok(Cabling {
         topology: fabric::Topology::new(shape, ranks, rails).map_err(never)?,
         cable_names: CableNames::new(),
-        data_addresses: DataAddresses { any, towards: BTreeMap::new() },
+        data_addresses: DataAddresses { any, ..DataAddresses::default() },
     })
 }
 

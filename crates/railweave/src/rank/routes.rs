@@ -11,8 +11,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use engine::serving::FaultHook;
-use group::CutRails;
 use group::patience::Patience;
+use group::{CutRails, Demotions};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -21,6 +21,9 @@ use crate::commands::set::{Change, SETTINGS_PATH};
 use crate::events::{Event, EventSink};
 use crate::settings::Settings;
 
+/// Where forwarded paths that failed are given another try.
+pub(crate) const PROMOTE_PATH: &str = "/paths/promote";
+
 /// What a change or a fault acts on.
 pub(super) struct Controls {
     pub(super) settings: Mutex<Settings>,
@@ -28,6 +31,7 @@ pub(super) struct Controls {
     pub(super) serving: engine::serving::Settings,
     pub(super) events: EventSink,
     pub(super) faults: Option<Faults>,
+    pub(super) demotions: Arc<Demotions>,
 }
 
 /// What misbehaves on order.
@@ -54,7 +58,8 @@ enum Fault {
 }
 
 pub(super) fn router(controls: Arc<Controls>) -> Router {
-    let mut router = Router::new().route(SETTINGS_PATH, post(change));
+    let mut router =
+        Router::new().route(SETTINGS_PATH, post(change)).route(PROMOTE_PATH, post(promote));
     if controls.faults.is_some() {
         router = router.route("/faults", post(misbehave));
     }
@@ -117,6 +122,14 @@ async fn change(State(controls): State<Arc<Controls>>, Json(change): Json<Change
     *settings = changed_settings;
     controls.events.send(&Event::Setting { key: changed.key.clone(), value: changed.new.clone() });
     Json(changed).into_response()
+}
+
+/// Forwarded rails that are relayed since they failed are proven and used again from the next epoch on.
+async fn promote(State(controls): State<Arc<Controls>>) -> Response {
+    let promoted: Vec<String> =
+        controls.demotions.promote().iter().map(ToString::to_string).collect();
+    tracing::warn!(?promoted, "paths are promoted");
+    Json(json!({ "promoted": promoted })).into_response()
 }
 
 async fn misbehave(State(controls): State<Arc<Controls>>, Json(fault): Json<Fault>) -> Response {

@@ -57,6 +57,44 @@ impl Word for Transport {
         &[("auto", Self::Auto), ("shm", Self::Shm), ("tcp", Self::Tcp), ("verbs", Self::Verbs)];
 }
 
+/// Whether NICs pass packets to distant ranks on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Forward {
+    /// As the cluster file says.
+    #[default]
+    Plan,
+    /// Never.
+    Off,
+    /// Where it is proven.
+    Auto,
+    /// Everywhere, or the group does not form.
+    Required,
+}
+
+impl Word for Forward {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("plan", Self::Plan),
+        ("off", Self::Off),
+        ("auto", Self::Auto),
+        ("required", Self::Required),
+    ];
+}
+
+/// Parameters of queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QueuePairSettings {
+    /// The exponent of the time after which a packet is sent again.
+    pub timeout: u32,
+    /// How often it is sent again.
+    pub retry_count: u32,
+    /// The traffic class.
+    pub traffic_class: u32,
+    /// How many routers a packet may pass.
+    pub hop_limit: u32,
+    /// How long a write may have neither completion nor error.
+    pub stall: Duration,
+}
+
 /// Settings of the fabric.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FabricSettings {
@@ -106,6 +144,7 @@ pub struct Settings {
     pub host: String,
     pub topology: Topology,
     pub transport: Transport,
+    pub forward: Forward,
     pub listen: SocketAddr,
     pub allow_remote: bool,
     pub api_key: Secret,
@@ -123,6 +162,7 @@ pub struct Settings {
     pub rails: u32,
     pub schedule_table: Schedules,
     pub fabric: FabricSettings,
+    pub verbs: QueuePairSettings,
     pub patience: PatienceSettings,
     pub flight_dir: String,
     pub log: String,
@@ -142,6 +182,7 @@ impl Default for Settings {
             host: String::new(),
             topology: Topology::default(),
             transport: Transport::default(),
+            forward: Forward::default(),
             listen: nowhere,
             allow_remote: false,
             api_key: Secret::default(),
@@ -159,6 +200,7 @@ impl Default for Settings {
             rails: 0,
             schedule_table: Schedules::default(),
             fabric: FabricSettings::default(),
+            verbs: QueuePairSettings::default(),
             patience: PatienceSettings::default(),
             flight_dir: String::new(),
             log: String::new(),

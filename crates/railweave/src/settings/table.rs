@@ -119,7 +119,9 @@ keys! {
     "topology" = "ring", Valid::Word(&["ring", "full", "path"]), SHARED, topology,
         "Which ranks are neighbours; distant ranks are reached by relays";
     "transport" = "auto", Valid::Word(&["auto", "shm", "tcp", "verbs"]), SHARED, transport,
-        "What carries bytes between neighbours; auto takes shm on one machine";
+        "What carries bytes; auto takes shm on one machine, else verbs where every host has RDMA devices, else tcp";
+    "forward" = "plan", Valid::Word(&["plan", "off", "auto", "required"]), SHARED, forward,
+        "Whether NICs pass packets to distant ranks on, with verbs; plan takes what the cluster file says";
     "listen" = "127.0.0.1:8000", Valid::Address, LOCAL, listen,
         "Where rank 0 serves the OpenAI API; port 0 takes any free port";
     "allow_remote" = "false", Valid::Flag, LOCAL, allow_remote,
@@ -162,6 +164,16 @@ keys! {
         "Most bytes a relay passes on at once";
     "fabric.spin" = "auto", Valid::TimeOrAuto(Duration::ZERO, Duration::from_secs(1)), LOCAL, fabric.spin,
         "How long a wait spins before it yields";
+    "verbs.timeout" = "14", Valid::Number(1, 31), SHARED, verbs.timeout,
+        "A packet without acknowledgement is sent again after 4.096 us x 2^this";
+    "verbs.retry_count" = "6", Valid::Number(0, 6), SHARED, verbs.retry_count,
+        "How often a packet is sent again before its rail fails";
+    "verbs.traffic_class" = "0", Valid::Number(0, 255), SHARED, verbs.traffic_class,
+        "Traffic class of packets: priority and congestion marks";
+    "verbs.hop_limit" = "64", Valid::Number(1, 255), SHARED, verbs.hop_limit,
+        "How many routers a packet may pass";
+    "verbs.stall" = "5s", Valid::Time(Duration::from_millis(100), Duration::from_secs(600)), SHARED, verbs.stall,
+        "How long a write may have neither completion nor error before its rail fails";
     "patience.start" = "600s", PATIENCE, LIVE, patience.start,
         "How long to wait for a rank that is starting";
     "patience.compute" = "60s", PATIENCE, LIVE, patience.compute,

@@ -8,6 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::core::Report;
 use crate::events::Event;
+use crate::events::carried;
 
 /// Writes for a person. On a terminal it draws bars while the ranks start; elsewhere it writes plain lines.
 #[derive(Debug)]
@@ -108,6 +109,12 @@ impl Screen {
             }
             Event::Proof { proven, total } => {
                 self.starting(format!("paths of rank {rank} proven: {proven} of {total}"));
+            }
+            // The same on every rank.
+            Event::Carrier { transport, why } => {
+                if rank == 0 {
+                    self.line(&carried(transport, why));
+                }
             }
             Event::Listening { metrics, api } => {
                 let before = self.metrics.insert(rank, *metrics);

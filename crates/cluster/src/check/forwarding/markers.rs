@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::needs::{Mark, Marking, markings};
 use super::{ENDING, HASHED_PORTS, MISMARKED, OVERMARKED, SECTION, UNMARKED};
 use crate::check::{Findings, Room, view};
-use crate::file::TagKind;
-use crate::inventory::host_state::Marker;
+use crate::file::{MarkerKind, TagKind};
+use crate::inventory::host_state::{EgressFilter, Marker};
 use crate::inventory::{HostState, Seen};
 use crate::plan::{Coverage, FunctionRef, Plan, RankPlan};
+use crate::rules::{self, IPV4, ROCE_PORT, TAG_BASE};
 
 /// The devices known to mark all that the plan's forwarded rails need of them, by rank and by the name that the plan
 /// has for them. None if the plan forwards nothing, or if no host's markers could be read. A rank whose markers could
@@ -18,14 +19,14 @@ pub fn coverage(hosts: &[Result<HostState, String>], plan: &Plan) -> Option<Cove
     for rank in &plan.ranks {
         let needed = markings(plan, rank.rank);
         let Some(Ok(state)) = hosts.get(rank.rank) else { continue };
-        let Seen::Known(markers) = &state.markers else { continue };
+        let Ok(there) = There::of(plan.marker, state) else { continue };
         if needed.is_empty() {
             continue;
         }
         let devices: BTreeSet<String> = needed
             .iter()
             .filter(|marking| {
-                let marked = marked(markers, device(state, marking.function));
+                let marked = there.marked(state, marking.function);
                 marking.marks.keys().all(|mark| marked.contains(mark))
             })
             .filter_map(|marking| marking.function.rdma.clone())
@@ -45,9 +46,53 @@ fn device<'a>(state: &'a HostState, function: &'a FunctionRef) -> &'a str {
         .unwrap_or(&function.netdev)
 }
 
-/// What is marked on a device, by all markers together.
-fn marked(markers: &[Marker], device: &str) -> BTreeSet<Mark> {
-    markers.iter().filter(|marker| marker.rdma == device).flat_map(marks).collect()
+/// What marks packets on a host.
+#[derive(Clone, Copy)]
+enum There<'a> {
+    /// Programs, in NICs.
+    Programs(&'a [Marker]),
+    /// Egress filters of the kernel.
+    Filters(&'a [EgressFilter]),
+}
+
+impl<'a> There<'a> {
+    /// What the plan's kind of marker is on a host; or why that is not known.
+    fn of(kind: MarkerKind, state: &'a HostState) -> Result<Self, (&'static str, &'a str)> {
+        match kind {
+            MarkerKind::Nic => match &state.markers {
+                Seen::Known(markers) => Ok(Self::Programs(markers)),
+                Seen::NotMeasured(why) => Err(("markers", why)),
+            },
+            MarkerKind::Tc => match &state.egress {
+                Seen::Known(filters) => Ok(Self::Filters(filters)),
+                Seen::NotMeasured(why) => Err(("egress filters", why)),
+            },
+        }
+    }
+
+    /// What is marked of the packets that a function sends, by all markers together.
+    fn marked(self, state: &HostState, function: &FunctionRef) -> BTreeSet<Mark> {
+        match self {
+            Self::Programs(markers) => {
+                let device = device(state, function);
+                markers.iter().filter(|marker| marker.rdma == device).flat_map(marks).collect()
+            }
+            Self::Filters(filters) => {
+                let netdev = state.netdev_by_mac(function.mac);
+                let here = |filter: &&EgressFilter| {
+                    netdev.is_some_and(|netdev| netdev.name == filter.netdev)
+                };
+                filters.iter().filter(here).filter_map(filter_mark).collect()
+            }
+        }
+    }
+}
+
+/// What an egress filter marks; none if it marks no RoCE packets to one address.
+fn filter_mark(filter: &EgressFilter) -> Option<Mark> {
+    let to = filter.destination_ip.filter(|to| to.prefix == 32)?.ip;
+    let roce = filter.ether_type == Some(IPV4) && filter.destination_port == Some(ROCE_PORT);
+    roce.then(|| Some(Mark::of(to, filter.source_port, filter.set_ether_type?))).flatten()
 }
 
 fn marks(marker: &Marker) -> Vec<Mark> {
@@ -64,12 +109,18 @@ pub(super) fn look(room: &Room<'_>, to: &mut Findings) {
     for rank in &room.plan.ranks {
         let Some(state) = view::host(room, rank.rank) else { continue };
         let needed = markings(room.plan, rank.rank);
-        match &state.markers {
-            Seen::Known(markers) => look_at(rank, state, &needed, markers, to),
-            Seen::NotMeasured(why) if !needed.is_empty() => {
-                to.undecided(SECTION, Some(&rank.host), "markers", why.as_str());
+        match There::of(room.plan.marker, state) {
+            Ok(there) => {
+                look_at(rank, state, &needed, there, to);
+                match there {
+                    There::Programs(markers) => programs(rank, state, &needed, markers, to),
+                    There::Filters(filters) => extra_filters(rank, state, &needed, filters, to),
+                }
             }
-            Seen::NotMeasured(_) => {}
+            Err((what, why)) if !needed.is_empty() => {
+                to.undecided(SECTION, Some(&rank.host), what, why);
+            }
+            Err(_) => {}
         }
     }
     hashed_ports(room.plan, to);
@@ -79,11 +130,11 @@ fn look_at(
     rank: &RankPlan,
     state: &HostState,
     needed: &[Marking<'_>],
-    markers: &[Marker],
+    there: There<'_>,
     to: &mut Findings,
 ) {
     let full = |marking: &Marking<'_>| {
-        let marked = marked(markers, device(state, marking.function));
+        let marked = there.marked(state, marking.function);
         marking.marks.keys().all(|mark| marked.contains(mark))
     };
     let (covered, uncovered): (Vec<_>, Vec<_>) = needed.iter().partition(|marking| full(marking));
@@ -98,7 +149,7 @@ fn look_at(
     to.looked(SECTION, covered.len(), "devices: marked as planned");
     for marking in &uncovered {
         let device = device(state, marking.function);
-        let marked = marked(markers, device);
+        let marked = there.marked(state, marking.function);
         let missing: Vec<_> =
             marking.marks.iter().filter(|(mark, _)| !marked.contains(mark)).collect();
         let mut evidence = vec![
@@ -121,6 +172,16 @@ fn look_at(
         };
         to.find(code, Some(&rank.host), Some(device), message, evidence, fix);
     }
+}
+
+/// Programs that end by themselves, or mark more than is planned.
+fn programs(
+    rank: &RankPlan,
+    state: &HostState,
+    needed: &[Marking<'_>],
+    markers: &[Marker],
+    to: &mut Findings,
+) {
     for marker in markers {
         let wanted = needed
             .iter()
@@ -159,11 +220,48 @@ fn look_at(
     }
 }
 
+/// Somebody's egress filters that mark packets with a tag where the plan has none. Those of an older plan of
+/// Railweave's are told with its other rules.
+fn extra_filters(
+    rank: &RankPlan,
+    state: &HostState,
+    needed: &[Marking<'_>],
+    filters: &[EgressFilter],
+    to: &mut Findings,
+) {
+    for filter in filters.iter().filter(|filter| !rules::is_own_mark(filter)) {
+        let Some(mark) = filter_mark(filter).filter(tagged) else { continue };
+        let netdev = |marking: &&Marking<'_>| {
+            let netdev = state.netdev_by_mac(marking.function.mac);
+            netdev.is_some_and(|netdev| netdev.name == filter.netdev)
+        };
+        if needed.iter().filter(netdev).any(|marking| marking.marks.contains_key(&mark)) {
+            continue;
+        }
+        let (name, preference) = (&filter.netdev, filter.preference);
+        to.find(
+            &OVERMARKED,
+            Some(&rank.host),
+            Some(name),
+            "an egress filter marks packets that the plan sends plainly: no host passes those on",
+            vec![format!("{name} egress preference {preference}: {mark}")],
+            Some(format!("sudo tc filter del dev {name} egress pref {preference}")),
+        );
+    }
+}
+
+/// Whether a mark sets one of the tags that hosts between look for.
+fn tagged(mark: &Mark) -> bool {
+    let (Mark::Destination(_, set) | Mark::SourcePort(_, set) | Mark::Both(_, _, set)) = mark;
+    (TAG_BASE + 1..=TAG_BASE + 9).contains(set)
+}
+
 /// What a mark looks for, whatever it sets.
 fn looks_for(mark: &Mark) -> Mark {
     match mark {
         Mark::Destination(ip, _) => Mark::Destination(*ip, 0),
         Mark::SourcePort(port, _) => Mark::SourcePort(*port, 0),
+        Mark::Both(ip, port, _) => Mark::Both(*ip, *port, 0),
     }
 }
 
@@ -174,7 +272,8 @@ fn apply(host: &str) -> String {
 /// A queue pair with flow label 0 gets a source port hashed from its two numbers: one in 16,384 hits the tag's, and its
 /// packets are passed on past the neighbour. Railweave chooses labels that cannot; other programs do not.
 fn hashed_ports(plan: &Plan, to: &mut Findings) {
-    if plan.tag != TagKind::SourcePort {
+    // Filters of the kernel match the far address too.
+    if plan.tag != TagKind::SourcePort || plan.marker == MarkerKind::Tc {
         return;
     }
     let mut evidence = Vec::new();

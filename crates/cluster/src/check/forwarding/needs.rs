@@ -46,6 +46,18 @@ pub(super) enum Mark {
     Destination(Ipv4Addr, u16),
     /// Packets from this UDP port.
     SourcePort(u16, u16),
+    /// Packets to this address from this UDP port.
+    Both(Ipv4Addr, u16, u16),
+}
+
+impl Mark {
+    /// What an egress filter for this address does.
+    pub(super) fn of(ip: Ipv4Addr, source_port: Option<u16>, ether_type: u16) -> Self {
+        match source_port {
+            Some(port) => Self::Both(ip, port, ether_type),
+            None => Self::Destination(ip, ether_type),
+        }
+    }
 }
 
 impl fmt::Display for Mark {
@@ -54,6 +66,9 @@ impl fmt::Display for Mark {
             Self::Destination(ip, ether_type) => write!(f, "to {ip}: EtherType {ether_type:#06x}"),
             Self::SourcePort(port, ether_type) => {
                 write!(f, "from UDP port {port}: EtherType {ether_type:#06x}")
+            }
+            Self::Both(ip, port, ether_type) => {
+                write!(f, "to {ip} from UDP port {port}: EtherType {ether_type:#06x}")
             }
         }
     }
@@ -95,6 +110,10 @@ pub(super) fn markings(plan: &Plan, rank: usize) -> Vec<Marking<'_>> {
                     .iter()
                     .map(|(ip, ether_type)| Mark::Destination(*ip, *ether_type))
                     .collect(),
+                MarkerRules::Filters(wanted) => wanted
+                    .iter()
+                    .map(|(ip, mark)| Mark::of(*ip, mark.source_port, mark.ether_type))
+                    .collect(),
             };
             let marks =
                 marks.into_iter().map(|mark| (mark, rails(plan, function, &mark))).collect();
@@ -114,7 +133,7 @@ fn rails(plan: &Plan, function: &FunctionRef, mark: &Mark) -> BTreeSet<PairRail>
         for (number, rail) in path.rails.iter().enumerate() {
             let leaves = rail.crossings.first().is_some_and(|first| first.out.mac == function.mac);
             let meant = match mark {
-                Mark::Destination(ip, _) => {
+                Mark::Destination(ip, _) | Mark::Both(ip, _, _) => {
                     rail.crossings.last().is_some_and(|last| last.into.ip == Some(*ip))
                 }
                 Mark::SourcePort(..) => true,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
+use fabric::verbs::VerbsSettings;
 use fabric::{Buffer, DataAddresses, EndpointSettings, Reduction, Sizes, Topology, Waiting};
 use group::collective::ScheduleTable;
 use group::control::CableNames;
@@ -89,6 +90,10 @@ fn member(order: &Order, cores: usize) -> Result<Member, Box<dyn Error>> {
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         data_addresses: DataAddresses::one(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         topology: Topology::new(order.topology.parse()?, order.ranks, order.rails)?,
+        forward_required: false,
+        forward_witness: None,
+        no_rdma: None,
+        verbs: VerbsSettings::default(),
         cable_names: CableNames::new(),
         transport: TransportChoice::Only(order.transport.parse()?),
         sizes: Sizes {

@@ -130,13 +130,26 @@ fn failure(changes: &[Change], ran: Result<Output, ReachError>) -> Option<String
     let told: String = shown.iter().map(|line| format!("\n    {}", printable(line))).collect();
     Some(match step.and_then(|step| Some((step, changes.get(step.checked_sub(1)?)?))) {
         Some((step, change)) => format!(
-            "step {step} of {} failed, those before it were done and those after it not:\n    {}\n    {}{told}",
+            "step {step} of {} failed, those before it were done and those after it not:\n    {}\n    {}{told}{}",
             changes.len(),
             change.diff(),
             change.argv().join(" "),
+            remedy(change, &said),
         ),
         None => format!("the script did not begin, or ended with {}:{told}", output.status),
     })
+}
+
+/// What helps, where the kernel's own words do not say it.
+fn remedy(change: &Change, said: &str) -> &'static str {
+    match change {
+        // What the kernel answers to `skip_sw` on a netdev whose driver has no filters in hardware.
+        Change::AddFilter(spec) if !spec.software && said.contains("Operation not supported") => {
+            "\n    this netdev takes no filter into hardware: if its RDMA device is software (soft-RoCE), say marker = \"tc\" \
+             in the cluster file; if it is a NIC's, see `ethtool -k` for hw-tc-offload"
+        }
+        _ => "",
+    }
 }
 
 /// The number of the failed step, if this line of the script tells it.
@@ -150,6 +163,9 @@ fn printable(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cluster::address::Mac;
+    use cluster::rules::FilterSpec;
+
     use super::*;
 
     #[test]
@@ -172,6 +188,27 @@ mod tests {
         assert!(told.ends_with("\n    netlink error: no such device"), "{told}");
         let told = failure(&changes, ran(1, "sudo: a password is required\n")).unwrap();
         assert!(told.contains("did not begin") && told.contains("password"), "{told}");
+        assert!(!told.contains("marker"), "{told}");
+        // A filter for hardware on a netdev without any, as the kernel of a soft-RoCE host refuses it.
+        let filter = |software| {
+            Change::AddFilter(FilterSpec {
+                netdev: "h1p0f0".to_owned(),
+                preference: 18_801,
+                ether_type: 0x88b5,
+                source_mac: None,
+                destination_mac: Mac([2, 0x72, 0x77, 1, 0, 0]),
+                set_ether_type: 0x0800,
+                set_destination_mac: Mac([2, 0x72, 0x77, 0, 0, 0]),
+                redirect_to: "h1p1f0".to_owned(),
+                software,
+                serves: "h2 to h0 rail 0".to_owned(),
+            })
+        };
+        let said = "RTNETLINK answers: Operation not supported\nWe have an error talking to the kernel\n\
+                    railweave: step 1 of 1 failed; later steps were not tried\n";
+        let told = failure(&[filter(false)], ran(2, said)).unwrap();
+        assert!(told.contains("skip_sw") && told.contains("marker = \"tc\""), "{told}");
+        assert!(!failure(&[filter(true)], ran(2, said)).unwrap().contains("marker ="));
         // A number that no step has is no reason to guess.
         let told = failure(&changes, ran(1, "railweave: step 9 of 3 failed; x\n")).unwrap();
         assert!(told.contains("did not begin, or ended with 1"), "{told}");

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::ValueHint;
 use cluster::check::{self, Finding, Report, Room, Scope, TextStyle, Unmeasured};
 use cluster::discover::{Observed, discover};
-use cluster::file::{ClusterFile, Host, SCHEMA, default_mtu_bytes};
+use cluster::file::{ClusterFile, Host, MarkerKind, SCHEMA, default_mtu_bytes};
 use cluster::inventory::{HostState, Recording};
 use cluster::reach::ReachError;
 
@@ -160,6 +160,7 @@ fn describe(recordings: &[Result<Recording, ReachError>]) -> ClusterFile {
             schema: SCHEMA.to_owned(),
             forward: Default::default(),
             tag: Default::default(),
+            marker: MarkerKind::default(),
             mtu_bytes: default_mtu_bytes(),
             hosts: vec![host],
             switches: Vec::new(),
