@@ -152,7 +152,7 @@ impl Pair {
     /// One that has no queue pair, until it is made again.
     pub(super) fn absent(place: Place, provider: &dyn Provider) -> Self {
         let absent = Self::new(place, None, Remote::default(), 0);
-        Self { state: State::Down, plant: provider.plant(), ..absent }
+        Self { state: State::Down, receives: 0, plant: provider.plant(), ..absent }
     }
 
     pub(super) fn peer(&self) -> usize {

@@ -250,7 +250,7 @@ fn ends_that_were_given_different_settings_do_not_connect() {
 }
 
 #[test]
-fn a_forwarded_rail_without_the_tag_port_is_an_error_that_says_so() {
+fn a_forwarded_rail_without_the_tag_port_is_down_from_the_beginning_and_says_so() {
     let settings = DoubleSettings { labels_from: u32::MAX, ..DoubleSettings::default() };
     let mut bed = Bed::distant(settings, FORWARDED).unwrap();
     bed.tick();
