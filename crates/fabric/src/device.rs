@@ -228,10 +228,10 @@ pub trait Device: Send {
         None
     }
 
-    /// Connects a queue pair that was made anew with what the peer told of its end.
+    /// Connects what [`remake`](Self::remake) made with what it answered at the peer.
     ///
     /// # Errors
-    /// Why not, in one line.
+    /// Why not, in one line; the rail stays down.
     fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
         let _ = (peer, rail, told);
         Err("this transport makes no rail anew".to_owned())
