@@ -145,4 +145,5 @@ class Room:
 def frames(file, expression):
     """Packets of a capture that an expression of tcpdump takes."""
     done = subprocess.run(["tcpdump", "-n", "-e", "-r", file, expression], capture_output=True, text=True, check=False)
-    return len(done.stdout.splitlines())
+    # Lines that begin with a tabulator show the bytes of packets whose kind tcpdump does not know.
+    return sum(not line.startswith("\t") for line in done.stdout.splitlines())

@@ -19,8 +19,9 @@ use crate::local;
 
 /// The file that is read if none is named.
 pub(crate) const DEFAULT_FILE: &str = "cluster.toml";
-/// How long reading the state of one host may take.
-pub(crate) const CAPTURE_LIMIT: Duration = Duration::from_secs(30);
+/// How long reading the state of one host may take: about a second; an emulated machine that shares its processor may
+/// need a minute.
+pub(crate) const CAPTURE_LIMIT: Duration = Duration::from_secs(90);
 
 /// Hosts that are reached at the same time.
 const AT_ONCE: usize = 8;
