@@ -213,11 +213,19 @@ pub trait Device: Send {
     /// Takes a rail out of service; [`Event::RailDown`] follows at both ends.
     fn cut(&mut self, peer: usize, rail: usize);
 
-    /// Makes a queue pair anew for a rail that is down. Answers what the peer needs to connect to
-    /// it; none where that is not possible, now or at all.
+    /// Makes a new queue pair in the place of one that went down, and answers what the peer's
+    /// [`reconnect`](Self::reconnect) needs; none if that cannot be now.
     ///
-    /// Each end does so once and tells the other; with what the other told it calls
-    /// [`reconnect`](Self::reconnect). Nothing but a proof may be posted before both have.
+    /// Both ends of a rail are made again together, by whoever owns them and over a way of their
+    /// own:
+    ///
+    /// 1. Each end that has [`Event::RailDown`] for the rail makes its new queue pair with this
+    ///    and gives the answer to the other. An end without the event is [cut](Self::cut) first.
+    ///    Another call before step 2 makes another, and the earlier answer is void.
+    /// 2. Each connects with what the other gave it. From then on it takes writes.
+    /// 3. Each tells the other that it is connected; before that, what is written may be lost and
+    ///    take the rail down again. Bytes that crossed it both ways prove the rail, before it
+    ///    carries any that count.
     fn remake(&mut self, peer: usize, rail: usize) -> Option<Vec<u8>> {
         let _ = (peer, rail);
         None

@@ -136,6 +136,108 @@ fn a_pulled_cable_is_a_port_that_went_down() {
     a_rail_fails(&["cable-pull", "h0-h1"], &["cable-mend", "h0-h1"], VerbsCause::PortDown);
 }
 
+/// Makes rail 0 again at both ends, once both can.
+fn make_again(devices: &mut [VerbsDevice]) {
+    let start = Instant::now();
+    let mut told = [None, None];
+    let mut events = Vec::new();
+    while told.iter().any(Option::is_none) {
+        assert!(start.elapsed() < LIMIT, "it is not offered: {events:?}");
+        for (rank, told) in told.iter_mut().enumerate() {
+            devices[rank].poll(&mut events);
+            *told = told.take().or_else(|| devices[rank].remake(1 - rank, 0));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    for rank in 0..2 {
+        let told = told[1 - rank].as_deref().unwrap();
+        devices[rank].reconnect(1 - rank, 0, told).unwrap();
+    }
+    println!("made again after {:?}", start.elapsed());
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_rail_whose_cable_was_pulled_is_made_again_twice() {
+    let (mut devices, regions) = two_ranks(VerbsSettings::default());
+    for round in 0..2 {
+        let number = 1 + round * 10;
+        {
+            let _mend = Mend(&["cable-mend", "h0-h1"]);
+            fault(&["cable-pull", "h0-h1"]);
+            assert_eq!(devices[0].post(1, 0, &write(number)), Ok(Posted::Pending));
+            poll_until(&mut devices, |events| {
+                down(&events[0], 0).is_some() && down(&events[1], 0).is_some()
+            });
+            assert_eq!(devices[0].remake(1, 0), None, "the cable is out");
+        }
+        make_again(&mut devices);
+        for number in number + 1..number + 9 {
+            assert_eq!(devices[0].post(1, 0, &write(number)), Ok(Posted::Pending));
+            let events = poll_until(&mut devices, |events| !events[0].is_empty());
+            assert_eq!(events[0], [Event::Done { peer: 1, rail: 0 }]);
+            assert_eq!(regions[1].flag(FLAG).unwrap().load(Ordering::Acquire), number);
+        }
+    }
+}
+
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
+}
+
+/// The slot of the IPv4 GID of an address on a device.
+fn slot(device: &str, address: &str) -> Option<u32> {
+    (0..32).find(|slot| {
+        let file = format!("/sys/class/infiniband/{device}/ports/1/gids/{slot}");
+        let gid = std::fs::read_to_string(file).unwrap_or_default();
+        gid.trim().parse().is_ok_and(|gid: std::net::Ipv6Addr| {
+            gid.to_ipv4_mapped().is_some_and(|gid| gid.to_string() == address)
+        })
+    })
+}
+
+/// Gives the address its first slot back.
+struct Readdress;
+
+impl Drop for Readdress {
+    fn drop(&mut self) {
+        for words in ["addr del 10.10.77.1/24 dev h0p0f0", "addr del 10.10.0.1/24 dev h0p0f0"] {
+            let _ = Command::new("ip").args(words.split(' ')).status();
+        }
+        ip("addr add 10.10.0.1/24 dev h0p0f0");
+        thread::sleep(Duration::from_secs(2));
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_rail_comes_back_with_its_gid_in_another_slot() {
+    let (mut devices, regions) = two_ranks(VerbsSettings::default());
+    let before = slot("roce_h0p0f0", "10.10.0.1").unwrap();
+    devices[0].cut(1, 0);
+    poll_until(&mut devices, |events| {
+        down(&events[0], 0).is_some() && down(&events[1], 0).is_some()
+    });
+    let _readdress = Readdress;
+    ip("addr del 10.10.0.1/24 dev h0p0f0");
+    // Another address takes the slot.
+    ip("addr add 10.10.77.1/24 dev h0p0f0");
+    let start = Instant::now();
+    while slot("roce_h0p0f0", "10.10.77.1").is_none() {
+        assert!(start.elapsed() < LIMIT, "the kernel makes no GID");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(devices[0].remake(1, 0), None, "its address is gone");
+    ip("addr add 10.10.0.1/24 dev h0p0f0");
+    make_again(&mut devices);
+    let after = slot("roce_h0p0f0", "10.10.0.1").unwrap();
+    assert_ne!(before, after, "the GID is where it was");
+    assert_eq!(devices[0].post(1, 0, &write(1)), Ok(Posted::Pending));
+    poll_until(&mut devices, |events| !events[0].is_empty());
+    assert_eq!(regions[1].flag(FLAG).unwrap().load(Ordering::Acquire), 1);
+}
+
 #[test]
 #[ignore = "needs an RDMA device: lab/roce suite"]
 fn a_silent_wire_is_no_answer() {

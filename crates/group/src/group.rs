@@ -365,6 +365,13 @@ impl Informant {
         }
     }
 
+    /// Has the group form again, for what a person or a program asked: `have paths proven again`.
+    pub fn request(&self, what: String) {
+        if let Some(control) = self.control.upgrade() {
+            control.propose(Reason::Requested { what });
+        }
+    }
+
     /// Stops the group: every rank gets a verdict that says what happened here.
     pub fn fail(&self, what: String) {
         if let Some(control) = self.control.upgrade() {

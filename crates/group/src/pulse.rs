@@ -132,14 +132,22 @@ impl Beat {
                         let (low, high) = (rank.min(peer), rank.max(peer));
                         self.demotions.demote(DistantRail { low, high, rail });
                     }
+                    let lanes = self.fabric.topology().lanes(rank, peer).iter();
+                    let lane =
+                        lanes.filter(|lane| lane.is_direct()).find(|lane| lane.rail() == rail);
+                    let through = lane.map_or(Vec::new(), |lane| {
+                        lane.through().iter().map(|rank| *rank as u8).collect()
+                    });
                     let report = LinkReport {
                         from: self.fabric.rank() as u8,
                         to: peer as u8,
                         rail: Some(rail as u8),
+                        through,
                         rails_left: left as u8,
                         why: fault.to_string(),
                     };
-                    tracing::warn!(peer, rail, left, why = report.why, "a rail went down");
+                    let LinkReport { why, through, .. } = &report;
+                    tracing::warn!(peer, rail, left, ?through, why, "a rail went down");
                     self.control.report_link(report.clone());
                     if left == 0 {
                         self.control.propose(Reason::LinkDown { report });

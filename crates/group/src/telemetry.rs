@@ -151,6 +151,7 @@ impl From<&Cause> for observe::Cause {
             Cause::ConfigurationDiffers { .. } => Self::ConfigurationDiffers,
             Cause::OutOfCapacity => Self::OutOfCapacity,
             Cause::RanksDisagree { .. } => Self::RanksDisagree,
+            Cause::Requested { .. } => Self::Requested,
             Cause::Unknown => Self::Unknown,
         }
     }

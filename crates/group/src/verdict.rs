@@ -84,6 +84,11 @@ pub enum Cause {
         /// Where each was.
         positions: Vec<Position>,
     },
+    /// Nothing went wrong: somebody asked for another epoch.
+    Requested {
+        /// What for.
+        what: String,
+    },
     /// The evidence does not single out a cause.
     Unknown,
 }
@@ -99,6 +104,7 @@ impl Cause {
             Self::ConfigurationDiffers { .. } => "configuration_differs",
             Self::OutOfCapacity => "out_of_capacity",
             Self::RanksDisagree { .. } => "ranks_disagree",
+            Self::Requested { .. } => "requested",
             Self::Unknown => "unknown",
         }
     }
@@ -147,6 +153,9 @@ impl Verdict {
         shorten(&mut self.next_step);
         if let Cause::RanksDisagree { positions } = &mut self.cause {
             positions.truncate(MAX_RANKS);
+        }
+        if let Cause::Requested { what } = &mut self.cause {
+            shorten(what);
         }
         if let Cause::ConfigurationDiffers { key, values } = &mut self.cause {
             shorten(key);
@@ -211,6 +220,7 @@ impl fmt::Display for Verdict {
                     write!(f, "{}{position}", if index > 0 { ", " } else { "" })?;
                 }
             }
+            Cause::Requested { what } => write!(f, "{who} was asked to {what}")?,
             Cause::Unknown => write!(f, "no progress for {seconds:.1} s, cause unknown")?,
         }
         let disagree = matches!(self.cause, Cause::RanksDisagree { .. });
@@ -255,6 +265,11 @@ pub enum Reason {
         /// Which limit, its value, and what asked for more.
         what: String,
     },
+    /// A person or a program asked the proposing rank for another epoch.
+    Requested {
+        /// What for: `have paths proven again`.
+        what: String,
+    },
     /// Anything else that keeps the proposing rank from going on.
     Failed {
         /// What happened.
@@ -293,7 +308,9 @@ impl Proposal {
                 values.truncate(MAX_RANKS);
                 values.iter_mut().filter_map(|value| value.value.as_mut()).for_each(shorten);
             }
-            Reason::OutOfCapacity { what } | Reason::Failed { what } => shorten(what),
+            Reason::OutOfCapacity { what }
+            | Reason::Requested { what }
+            | Reason::Failed { what } => shorten(what),
         }
         self
     }

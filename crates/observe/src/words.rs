@@ -140,6 +140,8 @@ words! {
         OutOfCapacity = "out-of-capacity",
         /// Ranks are inside different operations, or wait in a circle.
         RanksDisagree = "ranks-disagree",
+        /// Nothing went wrong: another epoch was asked for.
+        Requested = "requested",
         /// The evidence does not tell.
         Unknown = "unknown",
     }

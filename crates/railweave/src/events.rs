@@ -31,6 +31,8 @@ pub enum VerdictKind {
     RanksDisagree,
     /// A limit was reached.
     OutOfCapacity,
+    /// Nothing went wrong: another epoch was asked for.
+    Requested,
     /// The cause is not known.
     Unknown,
 }

@@ -10,5 +10,6 @@ pub mod model_store;
 pub mod placement;
 pub mod process;
 pub mod rank;
+pub mod rule_hits;
 pub mod settings;
 pub mod supervisor;

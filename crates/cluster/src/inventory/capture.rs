@@ -9,7 +9,7 @@
 //! `devlink-eswitch.0000:01:00.1`.
 
 pub use super::frames::{CaptureError, parse};
-pub use super::script::script;
+pub use super::script::{rules_script, script};
 
 /// The first line of what the script prints.
 pub const HEADER: &str = "railweave-capture/1";

@@ -104,6 +104,30 @@ binary() {
 
 /// The script for `sh -s`.
 pub fn script() -> String {
+    let files: Vec<&str> = FILES.iter().map(|(pattern, _)| *pattern).collect();
+    script_of(|_| true, &files)
+}
+
+/// Tools that tell what passes packets on and what marks them.
+const RULE_TOOLS: &[&str] = &["ip-address", "tc-qdisc", "tc-filter", "tc-egress", "markers"];
+
+/// Files that tell by which netdevs, and whether the kernel's own forwarding had a part in it.
+const RULE_FILES: &[&str] = &[
+    "/sys/class/net/*/address",
+    "/sys/class/net/*/mtu",
+    "/sys/class/net/*/ifindex",
+    "/sys/class/net/*/flags",
+    "/proc/sys/kernel/hostname",
+    "/proc/net/snmp",
+];
+
+/// A shorter script, which reads only what passes packets on and what marks them, with their counters: it can be run
+/// before and after something is sent.
+pub fn rules_script() -> String {
+    script_of(|tool| RULE_TOOLS.contains(&tool.name), RULE_FILES)
+}
+
+fn script_of(wanted: impl Fn(&Tool) -> bool, files: &[&str]) -> String {
     let mut text = HEAD.replace("{KEEP}", &kept());
     text.push_str(LINKS_READ);
     text.push_str(&variables());
@@ -122,7 +146,7 @@ pub fn script() -> String {
             "  clock=$(limited {command})\n  echo {HEADER}\n  frame T {CLOCK} \"$clock\"\n"
         );
     }
-    for tool in TOOLS.iter().filter(|tool| tool.name != CLOCK) {
+    for tool in TOOLS.iter().filter(|tool| tool.name != CLOCK && wanted(tool)) {
         text.push_str(&call(tool));
     }
     text.push_str("  present");
@@ -130,7 +154,7 @@ pub fn script() -> String {
     text.push_str("\n  links");
     append(&mut text, LINKS.iter().copied());
     text.push_str("\n  printf '%s\\0'");
-    append(&mut text, FILES.iter().map(|(pattern, _)| *pattern));
+    append(&mut text, files.iter().copied());
     text.push_str(" | files\n  frame Z end ''\n}\n\ncapture </dev/null 2>/dev/null\n");
     text
 }

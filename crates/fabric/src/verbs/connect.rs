@@ -4,21 +4,21 @@
 //! with theirs it connects. No packet travels for that: the first ones are those of the proof.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::abi::{PORT_ACTIVE, PortAttr};
+use super::abi::PORT_ACTIVE;
 use super::device::VerbsDevice;
-use super::error::{VerbsError, state_hint};
+use super::end::{End, Place, attributes};
+use super::error::VerbsError;
 use super::ffi::{self, Kernel};
 use super::gid::{self, Gid};
 use super::parker::VerbsParker;
-use super::provider::{Nic, Provider, Qp, Remote};
-use super::queue_pair::{self, Pair, RECEIVE_QUEUE, SEND_QUEUE};
-use super::raise::{self, NotRaised, Raise};
+use super::provider::{Nic, Provider};
+use super::queue_pair::{Pair, RECEIVE_QUEUE, SEND_QUEUE};
 use super::settings::VerbsSettings;
-use super::told::{Agreed, PSN_MASK, Told, blob_of, told_to};
+use super::told::{Agreed, blob_of};
+use super::word::Tag;
 use crate::region::Region;
 
 /// A rank with a queue pair of this one: a neighbour, or a distant rank on forwarded rails.
@@ -66,16 +66,6 @@ pub struct VerbsSetup {
     pub settings: VerbsSettings,
 }
 
-struct End {
-    peer: usize,
-    rail: usize,
-    forwarded: Option<Forwarded>,
-    nic: usize,
-    gid: Gid,
-    qp: Box<dyn Qp>,
-    told: Told,
-}
-
 /// This rank's queue pairs, not connected.
 pub struct VerbsEnds {
     rank: usize,
@@ -83,10 +73,16 @@ pub struct VerbsEnds {
     region: Arc<Region>,
     settings: VerbsSettings,
     // Queue pairs go before the devices they are on.
-    ends: Vec<End>,
+    ends: Vec<Result<End, Absent>>,
     nics: Vec<Arc<dyn Nic>>,
-    /// Rails that have no end here, and why.
-    absent: Vec<(usize, usize, VerbsError)>,
+    /// Rails whose address no device has.
+    nowhere: Vec<(usize, usize, VerbsError)>,
+}
+
+/// A rail whose device is there, but not in a state to carry anything.
+struct Absent {
+    place: Place,
+    why: VerbsError,
 }
 
 impl std::fmt::Debug for VerbsEnds {
@@ -116,13 +112,13 @@ impl VerbsEnds {
     ) -> Result<Self, VerbsError> {
         let VerbsSetup { rank, neighbours, region, settings } = setup;
         settings.check()?;
-        let (mut places, mut absent) = (Vec::new(), Vec::new());
+        let (mut places, mut nowhere) = (Vec::new(), Vec::new());
         let gids = provider.gids()?;
         for neighbour in &neighbours {
             for end in &neighbour.ends {
                 match gids.find(end.address) {
                     Ok(gid) => places.push((neighbour.rank, end, gid)),
-                    Err(error) => absent.push((neighbour.rank, end.rail, error)),
+                    Err(error) => nowhere.push((neighbour.rank, end.rail, error)),
                 }
             }
         }
@@ -130,48 +126,59 @@ impl VerbsEnds {
         for (_, _, gid) in &places {
             *counts.entry((gid.device.clone(), gid.port)).or_default() += 1;
         }
-        let mut nics = BTreeMap::new();
+        let mut nics = Vec::new();
         for ((device, port), count) in &counts {
             let completions = count * (SEND_QUEUE + RECEIVE_QUEUE);
-            let nic = provider.open(device, *port, &region, completions)?;
-            nics.insert((device.clone(), *port), nic);
+            nics.push(provider.open(device, *port, &region, completions)?);
         }
-        let mut ends = Vec::new();
+        let mut ends: Vec<Result<End, Absent>> = Vec::new();
         for (peer, end, gid) in places {
-            let found = nics.iter().enumerate();
-            let found = found.filter(|(_, (place, _))| **place == (gid.device.clone(), gid.port));
-            let Some((index, (_, nic))) = found.last() else {
+            // Every place was counted, in the order of the devices.
+            let nic =
+                counts.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
+            let Some((number, nic)) = nic.and_then(|number| Some((number, nics.get(number)?)))
+            else {
                 return Err(VerbsError::NoDevices { source: None });
+            };
+            let place = Place {
+                peer,
+                rail: end.rail,
+                address: end.address,
+                forwarded: end.forwarded,
+                nic: number,
+                tag: Tag { pair: ends.len(), round: 0 },
             };
             let state = attributes(&**nic)?.state;
             if state != PORT_ACTIVE {
                 let Gid { device, port, .. } = gid;
-                absent.push((peer, end.rail, VerbsError::PortInactive { device, port, state }));
+                let why = VerbsError::PortInactive { device, port, state };
+                ends.push(Err(Absent { place, why }));
                 continue;
             }
             let agreed = Agreed::new(region.len(), &settings, end.forwarded.as_ref());
-            let (qp, told) = make_end(&*provider, ends.len(), nic, &gid, agreed)?;
-            let (rail, forwarded) = (end.rail, end.forwarded);
-            ends.push(End { peer, rail, forwarded, nic: index, gid, qp, told });
+            ends.push(Ok(End::make(place, gid, nic, &*provider, agreed)?));
         }
-        if ends.is_empty()
-            && let Some((_, _, error)) = absent.pop()
-        {
-            return Err(error);
+        if ends.iter().all(Result::is_err) {
+            let inactive = ends.into_iter().find_map(|end| end.err().map(|absent| absent.why));
+            if let Some(error) = inactive.or_else(|| nowhere.pop().map(|(_, _, error)| error)) {
+                return Err(error);
+            }
+            ends = Vec::new();
         }
-        let nics = nics.into_values().collect();
-        Ok(Self { rank, provider, region, settings, ends, nics, absent })
+        Ok(Self { rank, provider, region, settings, ends, nics, nowhere })
     }
 
     /// The devices in use, by the rank at the other end and the rail.
     pub fn devices(&self) -> Vec<(usize, usize, String)> {
-        self.ends.iter().map(|end| (end.peer, end.rail, end.told.device.clone())).collect()
+        let ends = self.ends.iter().flatten();
+        ends.map(|end| (end.place.peer, end.place.rail, end.told.device.clone())).collect()
     }
 
     /// What the neighbours need to connect to this rank. It is for members of the group only:
     /// whoever has it can write into the region.
     pub fn blob(&self) -> Vec<u8> {
-        blob_of(self.ends.iter().map(|end| (end.peer, end.rail, &end.told)))
+        let ends = self.ends.iter().flatten();
+        blob_of(ends.map(|end| (end.place.peer, end.place.rail, &end.told)))
     }
 
     /// Connects all queue pairs with what the neighbours told, by rank. Nothing may be written
@@ -181,115 +188,36 @@ impl VerbsEnds {
     /// # Errors
     /// The first setting that differs between both ends of a rail.
     pub fn connect(self, blobs: &[Vec<u8>]) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
-        let Self { rank, provider, region, settings, ends, nics, absent } = self;
-        let mut absent: Vec<_> =
-            absent.into_iter().map(|(peer, rail, why)| (peer, rail, why.to_string())).collect();
-        let mut pairs: Vec<Pair> = Vec::with_capacity(ends.len());
-        for mut end in ends {
-            let (index, peer, rail) = (pairs.len(), end.peer, end.rail);
-            let blob = blobs.get(peer).map(Vec::as_slice).unwrap_or_default();
-            let Some(told) = told_to(rank, rail, blob) else {
-                absent.push((peer, rail, format!("rank {peer} has no end of it")));
-                continue;
-            };
-            if let Some(difference) = end.told.agreed.difference(&told.agreed) {
-                return Err(VerbsError::Differs {
-                    rank,
-                    peer,
-                    rail,
-                    key: difference.key,
-                    own: difference.own,
-                    theirs: difference.theirs,
-                });
-            }
-            let with = Raise {
-                gid: &end.gid,
-                own: &end.told,
-                peer: &told,
-                settings: &settings,
-                forwarded: end.forwarded.as_ref(),
-                plant: provider.plant(),
-                index,
-            };
-            let device = end.told.device.clone();
-            let raised = raise::raise(&mut *end.qp, &with).map_err(|not| match not {
-                NotRaised::State { state, source } => VerbsError::QueuePair {
-                    rank,
-                    peer,
-                    rail,
-                    device,
-                    remote: told.device.clone(),
-                    state,
-                    hint: state_hint(&source).to_owned(),
-                    source,
-                },
-                NotRaised::Port { seen, wanted } => {
-                    VerbsError::SourcePort { rank, peer, rail, device, seen, wanted }
-                }
+        let Self { rank, provider, region, settings, ends, nics, nowhere } = self;
+        let mut pairs = Vec::with_capacity(ends.len());
+        let mut down: Vec<_> =
+            nowhere.into_iter().map(|(peer, rail, why)| (peer, rail, why.to_string())).collect();
+        for end in ends {
+            let joined = end.and_then(|end| {
+                let place = end.place;
+                let blob = blobs.get(place.peer).map(Vec::as_slice).unwrap_or_default();
+                let joined = end.join(rank, blob, &settings, &*provider);
+                joined.map_err(|why| Absent { place, why })
             });
-            if let Err(error) = raised {
-                absent.push((peer, rail, error.to_string()));
-                continue;
+            match joined {
+                Ok(pair) => pairs.push(pair),
+                Err(Absent { why: differs @ VerbsError::Differs { .. }, .. }) => {
+                    return Err(differs);
+                }
+                Err(Absent { place, why }) => {
+                    down.push((place.peer, place.rail, why.to_string()));
+                    pairs.push(Pair::absent(place));
+                }
             }
-            let remote =
-                Remote { address: told.address, key: told.key, bytes: told.agreed.bytes() };
-            let most = match nics.get(end.nic) {
-                Some(nic) => attributes(&**nic)?.max_msg_sz,
-                None => 0,
-            };
-            let window = end.forwarded.map(|it| it.window_bytes);
-            let mut pair = Pair::new(index, (peer, rail, end.nic), end.qp, remote, most, window);
-            pair.plant = provider.plant();
-            pairs.push(pair);
         }
         let parker =
             VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
         let parker = Arc::new(parker);
         let mut device =
             VerbsDevice::new(rank, provider, region, settings, nics, pairs, Arc::clone(&parker));
-        device.are_down(absent);
+        device.are_down(down);
         Ok((device, parker))
     }
-}
-
-fn attributes(nic: &dyn Nic) -> Result<PortAttr, VerbsError> {
-    nic.attributes().map_err(|source| VerbsError::Device {
-        device: nic.name().to_owned(),
-        what: "query its port",
-        source,
-        hint: String::new(),
-    })
-}
-
-/// Makes a queue pair, which can receive once it is connected, and what is told about it.
-fn make_end(
-    provider: &dyn Provider,
-    index: usize,
-    nic: &Arc<dyn Nic>,
-    gid: &Gid,
-    agreed: Agreed,
-) -> Result<(Box<dyn Qp>, Told), VerbsError> {
-    let failed = |what| {
-        let device = nic.name().to_owned();
-        move |source| VerbsError::Device { device, what, source, hint: String::new() }
-    };
-    let random = provider.random().map_err(failed("get random bytes"))?;
-    let mut qp = queue_pair::make(nic)?;
-    raise::initialise(&mut *qp, nic.port(), index).map_err(failed("initialise a queue pair"))?;
-    let (address, key) = nic
-        .remote_access()
-        .map_err(|outside| failed("find the region")(io::Error::other(outside)))?;
-    let told = Told {
-        device: nic.name().to_owned(),
-        gid: gid.value,
-        number: qp.number(),
-        psn: random & PSN_MASK,
-        mtu: attributes(&**nic)?.active_mtu.clamp(1, 5),
-        key,
-        address,
-        agreed,
-    };
-    Ok((qp, told))
 }
 
 /// Whether this host has an RDMA device for every one of these addresses.

@@ -17,6 +17,8 @@ use crate::region::Region;
 const BATCH: usize = 32;
 /// Most calls for one device before the others have their turn.
 const ROUNDS: usize = 8;
+/// Most of such turns until all that came is read, though others go on.
+const READS_MAX: usize = 64;
 /// Looks in vain between two that look after queue pairs too.
 const LOOKS: u32 = 1024;
 /// Least time between two of those, unless something is known to be wrong.
@@ -26,28 +28,28 @@ const GOODBYE_LIMIT: Duration = Duration::from_millis(500);
 /// The same when everything is closed.
 const FAREWELL_LIMIT: Duration = Duration::from_millis(200);
 
-/// An opened device, and since when its port has been down.
-struct Port {
-    nic: Arc<dyn Nic>,
-    down: bool,
-    gone: bool,
+/// An opened device, and whether its port is down.
+pub(super) struct Port {
+    pub(super) nic: Arc<dyn Nic>,
+    pub(super) down: bool,
+    pub(super) gone: bool,
 }
 
 /// One rank's queue pairs over RDMA.
 pub struct VerbsDevice {
-    rank: usize,
-    provider: Arc<dyn Provider>,
-    region: Arc<Region>,
-    settings: VerbsSettings,
+    pub(super) rank: usize,
+    pub(super) provider: Arc<dyn Provider>,
+    pub(super) region: Arc<Region>,
+    pub(super) settings: VerbsSettings,
     // Queue pairs go before the devices they are on.
-    pairs: Vec<Pair>,
-    ports: Vec<Port>,
+    pub(super) pairs: Vec<Pair>,
+    pub(super) ports: Vec<Port>,
     events: Vec<Event>,
-    parker: Arc<VerbsParker>,
+    pub(super) parker: Arc<VerbsParker>,
     looks: u32,
     tended: Instant,
     /// Some queue pair is on its way down.
-    ailing: bool,
+    pub(super) ailing: bool,
 }
 
 impl std::fmt::Debug for VerbsDevice {
@@ -86,7 +88,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Rails that have no queue pair, and why.
+    /// Rails that do not work from the beginning, and why.
     pub(super) fn are_down(&mut self, rails: Vec<(usize, usize, String)>) {
         self.events.extend(rails.into_iter().map(|(peer, rail, why)| Event::RailDown {
             peer,
@@ -95,8 +97,8 @@ impl VerbsDevice {
         }));
     }
 
-    fn find(&self, peer: usize, rail: usize) -> Option<usize> {
-        self.pairs.iter().position(|pair| pair.peer == peer && pair.rail == rail)
+    pub(super) fn find(&self, peer: usize, rail: usize) -> Option<usize> {
+        self.pairs.iter().position(|pair| pair.peer() == peer && pair.rail() == rail)
     }
 
     /// Takes the completions of all devices; answers whether there were any.
@@ -117,7 +119,7 @@ impl VerbsDevice {
                         }
                     }
                     Err(_) => {
-                        self.lose(port, self.provider.now());
+                        self.lose_sight(port, self.provider.now());
                         break;
                     }
                 }
@@ -127,7 +129,12 @@ impl VerbsDevice {
     }
 
     fn complete(&mut self, wc: &Wc, now: Instant) {
-        let (index, kind) = Kind::of(wc.wr_id);
+        let (tag, kind) = Kind::of(wc.wr_id);
+        let index = tag.pair;
+        // What is left of a queue pair that was made again since says nothing.
+        if self.pairs.get(index).is_none_or(|pair| pair.place.tag != tag) {
+            return;
+        }
         if wc.status != 0 {
             return self.failed(index, kind, wc, now);
         }
@@ -137,7 +144,7 @@ impl VerbsDevice {
             Kind::Tell => pair.was_told(),
             Kind::Write => {
                 if pair.written(now) && pair.plant != Some(Plant::EarlyDone) {
-                    let (peer, rail) = (pair.peer, pair.rail);
+                    let (peer, rail) = (pair.peer(), pair.rail());
                     self.events.push(Event::Done { peer, rail });
                 }
             }
@@ -170,7 +177,7 @@ impl VerbsDevice {
             }
         }
         if matches!(pair.state, State::Up | State::Closing { .. }) {
-            let port = pair.nic;
+            let port = pair.nic();
             self.read_notices(port, now);
             let port = &self.ports[port];
             let fault = self.pairs[index].fault_of(wc, &*port.nic, port.down, now);
@@ -180,7 +187,7 @@ impl VerbsDevice {
 
     /// Takes a word of the peer's device.
     fn hear(&mut self, on: usize, word: u32, now: Instant) {
-        let peer = self.pairs[on].peer;
+        let peer = self.pairs[on].peer();
         match Word::decode(word) {
             Some(Word::Credit { count }) => {
                 let pair = &mut self.pairs[on];
@@ -189,11 +196,15 @@ impl VerbsDevice {
                     None => self.take_down(on, bad_word(word), now),
                 }
             }
-            Some(Word::Down { rail, count }) => {
+            Some(Word::Down { rail, round, count }) => {
                 let Some(about) = self.find(peer, rail) else {
                     return self.take_down(on, bad_word(word), now);
                 };
                 let pair = &mut self.pairs[about];
+                if pair.place.tag.round & Word::ROUND != round {
+                    // It is about a queue pair that was made again since.
+                    return;
+                }
                 if pair.peer_saw.is_none() {
                     match widened(count, pair.credited, pair.sent()) {
                         Some(count) => pair.peer_saw = Some(count),
@@ -218,7 +229,25 @@ impl VerbsDevice {
             return;
         }
         for index in 0..self.pairs.len() {
-            if self.pairs[index].nic == port {
+            if self.pairs[index].nic() == port {
+                let nic = &*self.ports[port].nic;
+                let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None, now);
+                self.take_down(index, fault, now);
+            }
+        }
+    }
+
+    /// The completions of a device cannot be read any more, so nobody can say which writes landed
+    /// there: no other rail to the same peers may write them again.
+    fn lose_sight(&mut self, port: usize, now: Instant) {
+        if self.ports[port].gone {
+            return;
+        }
+        self.lose(port, now);
+        for index in 0..self.pairs.len() {
+            let peer = self.pairs[index].peer();
+            let shares = |pair: &Pair| pair.peer() == peer && pair.nic() == port;
+            if self.pairs.iter().any(shares) {
                 let nic = &*self.ports[port].nic;
                 let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None, now);
                 self.take_down(index, fault, now);
@@ -252,7 +281,7 @@ impl VerbsDevice {
             let pair = &self.pairs[index];
             let stuck = pair.stuck_for(now).is_some_and(|it| it > self.settings.stall_limit);
             if stuck && pair.is_up() {
-                let port = &self.ports[pair.nic];
+                let port = &self.ports[pair.nic()];
                 let cause = if port.down { VerbsCause::PortDown } else { VerbsCause::Stalled };
                 let fault = pair.fault(cause, &*port.nic, None, now);
                 self.take_down(index, fault, now);
@@ -272,10 +301,17 @@ impl VerbsDevice {
             State::Up => return,
             State::Closing { .. } | State::Draining { .. } => self.pairs[index].drain(now),
             State::Destroyed { fault } => {
-                // Completions were read since nothing more can come. The peer may have to find out
+                // Nothing more can come: what came is read to its end.
+                let fault = fault.clone();
+                for _ in 0..READS_MAX {
+                    if !self.take_completions() {
+                        break;
+                    }
+                }
+                // The peer may have to find out
                 // and to wait for its own end first.
                 let until = now + 2 * self.settings.stall_limit + DRAIN_LIMIT;
-                self.pairs[index].state = State::Asking { fault: fault.clone(), until };
+                self.pairs[index].state = State::Asking { fault, until };
             }
             State::Asking { .. } | State::Down => self.settle(index, now),
         }
@@ -285,15 +321,15 @@ impl VerbsDevice {
     /// Both ends tell each other, over another rail, which writes of a failed one landed: those
     /// are done, and the others may be posted again without landing twice.
     fn settle(&mut self, index: usize, now: Instant) {
-        let (peer, rail) = (self.pairs[index].peer, self.pairs[index].rail);
-        let works = |other: &Pair| other.peer == peer && other.is_up();
+        let (peer, rail) = (self.pairs[index].peer(), self.pairs[index].rail());
+        let works = |other: &Pair| other.peer() == peer && other.is_up();
         let told_on = self.pairs[index].told_on.filter(|&other| works(&self.pairs[other]));
         let carrier = told_on.or_else(|| self.pairs.iter().position(works));
         if told_on.is_none()
             && let Some(carrier) = carrier
         {
-            let count = self.pairs[index].came;
-            let told = self.pairs[carrier].tell(Word::Down { rail, count });
+            let (count, round) = (self.pairs[index].came, self.pairs[index].peer_round);
+            let told = self.pairs[carrier].tell(Word::Down { rail, round, count });
             self.pairs[index].told_on = told.then_some(carrier);
             self.ailing |= !told;
         }
@@ -307,7 +343,7 @@ impl VerbsDevice {
         } else if now >= until {
             for other in 0..self.pairs.len() {
                 if works(&self.pairs[other]) {
-                    let nic = &*self.ports[self.pairs[other].nic].nic;
+                    let nic = &*self.ports[self.pairs[other].nic()].nic;
                     let fault = self.pairs[other].fault(VerbsCause::Unanswered, nic, None, now);
                     self.take_down(other, fault, now);
                 }
@@ -354,7 +390,7 @@ impl Device for VerbsDevice {
             Err(refused) => {
                 let error = PostError::from(&refused);
                 if let Refused::Device(source) = refused {
-                    let device = self.ports[pair.nic].nic.name();
+                    let device = self.ports[pair.nic()].nic.name();
                     let what = format!("{device} does not take a write: {source}");
                     self.take_down(index, RailFault::Io(what), now);
                     self.announce();
@@ -385,10 +421,26 @@ impl Device for VerbsDevice {
         moved
     }
 
+    fn remake(&mut self, peer: usize, rail: usize) -> Option<Vec<u8>> {
+        let offered = self.offer(peer, rail);
+        if let Err(why) = &offered {
+            tracing::info!(rank = self.rank, peer, rail, %why, "a rail is not made again now");
+        }
+        offered.ok()
+    }
+
+    fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
+        let accepted = self.accept(peer, rail, told).map_err(|why| why.to_string());
+        self.announce();
+        accepted
+    }
+
     fn cut(&mut self, peer: usize, rail: usize) {
         let Some(index) = self.find(peer, rail) else { return };
-        let others =
-            self.pairs.iter().any(|pair| pair.peer == peer && pair.rail != rail && pair.is_up());
+        let others = self
+            .pairs
+            .iter()
+            .any(|pair| pair.peer() == peer && pair.rail() != rail && pair.is_up());
         let now = self.provider.now();
         if others {
             self.pairs[index].take_down(RailFault::Cut, now);

@@ -133,6 +133,16 @@ pub enum VerbsError {
         /// The tag port, for a forwarded rail; for a neighbour's, any other than the one seen.
         wanted: Option<u16>,
     },
+    /// What the other end of a rail told is missing or cannot be read.
+    #[error("rank {peer} told nothing of its end of rail {rail} that rank {rank} can read")]
+    Peer {
+        /// This rank.
+        rank: usize,
+        /// The other one.
+        peer: usize,
+        /// The rail.
+        rail: usize,
+    },
     /// A setting that cannot be.
     #[error("{key} is {value}: {what}")]
     Setting {

@@ -38,6 +38,7 @@ mod connect;
 mod device;
 #[cfg(any(test, feature = "testing"))]
 pub mod double;
+mod end;
 mod error;
 mod ffi;
 mod gid;
@@ -45,6 +46,7 @@ mod parker;
 mod provider;
 mod queue_pair;
 mod raise;
+mod remake;
 mod settings;
 mod told;
 mod word;

@@ -3,8 +3,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
@@ -24,7 +24,7 @@ const ASYNC: u64 = 2;
 /// a thread arms, looks once more, and then sleeps. The progress thread waits on a second set that
 /// holds the first; while the worker moves bytes itself, the first is disarmed there.
 pub struct VerbsParker {
-    nics: Vec<Arc<dyn Nic>>,
+    nics: Mutex<Vec<Arc<dyn Nic>>>,
     devices: OwnedFd,
     worker_bell: OwnedFd,
     progress: OwnedFd,
@@ -39,7 +39,7 @@ pub struct VerbsParker {
 
 impl std::fmt::Debug for VerbsParker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VerbsParker").field("devices", &self.nics.len()).finish_non_exhaustive()
+        f.debug_struct("VerbsParker").field("devices", &self.nics().len()).finish_non_exhaustive()
     }
 }
 
@@ -51,16 +51,12 @@ impl VerbsParker {
         let (worker_bell, progress_bell) = (bell()?, bell()?);
         let input = epoll::EventFlags::IN;
         for nic in &nics {
-            epoll::add(&devices, nic.completions_fd(), epoll::EventData::new_u64(0), input)?;
-            // Edge triggered: an event that nobody reads at once must not keep threads awake.
-            let edge = input | epoll::EventFlags::ET;
-            let data = epoll::EventData::new_u64(ASYNC);
-            epoll::add(&progress, nic.events_fd(), data, edge)?;
+            watch(&devices, &progress, &**nic)?;
         }
         epoll::add(&progress, &progress_bell, epoll::EventData::new_u64(BELL), input)?;
         epoll::add(&progress, &devices, epoll::EventData::new_u64(DEVICES), input)?;
         Ok(Self {
-            nics,
+            nics: Mutex::new(nics),
             devices,
             worker_bell,
             progress,
@@ -70,6 +66,22 @@ impl VerbsParker {
             worker_drives: AtomicBool::new(false),
             worker_sleeps: AtomicBool::new(false),
         })
+    }
+
+    fn nics(&self) -> MutexGuard<'_, Vec<Arc<dyn Nic>>> {
+        self.nics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches a device in the place of one that is gone.
+    pub(super) fn replace(&self, old: &Arc<dyn Nic>, new: &Arc<dyn Nic>) -> io::Result<()> {
+        let mut nics = self.nics();
+        // Its descriptors may be closed already, and are not watched then.
+        let _ = epoll::delete(&self.devices, old.completions_fd());
+        let _ = epoll::delete(&self.progress, old.events_fd());
+        nics.retain(|nic| !Arc::ptr_eq(nic, old));
+        watch(&self.devices, &self.progress, &**new)?;
+        nics.push(Arc::clone(new));
+        Ok(())
     }
 
     /// Whether asynchronous events wait to be read; asking resets it.
@@ -86,11 +98,11 @@ impl VerbsParker {
     /// Arms what is not armed; answers whether anything was not.
     fn arm(&self) -> bool {
         // All of them, so not the first that answers yes.
-        self.nics.iter().filter(|nic| nic.arm()).count() > 0
+        self.nics().iter().filter(|nic| nic.arm()).count() > 0
     }
 
     fn disarm(&self) {
-        self.nics.iter().for_each(|nic| nic.disarm());
+        self.nics().iter().for_each(|nic| nic.disarm());
     }
 
     fn watch_devices(&self, watched: bool) {
@@ -100,6 +112,16 @@ impl VerbsParker {
         // fail; if it did, the progress thread would look at its own interval.
         let _ = epoll::modify(&self.progress, &self.devices, data, flags);
     }
+}
+
+/// Adds a device to the two sets.
+fn watch(devices: &OwnedFd, progress: &OwnedFd, nic: &dyn Nic) -> io::Result<()> {
+    let input = epoll::EventFlags::IN;
+    epoll::add(devices, nic.completions_fd(), epoll::EventData::new_u64(0), input)?;
+    // Edge triggered: an event that nobody reads at once must not keep threads awake.
+    let edge = input | epoll::EventFlags::ET;
+    epoll::add(progress, nic.events_fd(), epoll::EventData::new_u64(ASYNC), edge)?;
+    Ok(())
 }
 
 impl Parker for VerbsParker {

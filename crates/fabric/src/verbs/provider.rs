@@ -51,7 +51,6 @@ pub(super) trait Provider: Send + Sync {
 
 /// A fault of the transport itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "nobody plants it"))]
 pub(super) enum Plant {
     /// A write is called done when it is posted.
     EarlyDone,

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::abi::Wc;
+use super::end::{End, Place};
 use super::error::{VerbsCause, VerbsFault};
 use super::provider::{
     Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Qp, Remote, Request,
 };
-use super::word::{Kind, Word};
+use super::word::{Kind, Tag, Word};
 use crate::device::{HEAD_BYTES_MAX, PostError, RailFault, Span, Write};
 use crate::region::Region;
 
@@ -81,11 +82,8 @@ pub(super) enum State {
 }
 
 pub(super) struct Pair {
-    pub(super) peer: usize,
-    pub(super) rail: usize,
-    pub(super) nic: usize,
+    pub(super) place: Place,
     pub(super) state: State,
-    index: usize,
     qp: Option<Box<dyn Qp>>,
     remote: Remote,
     request_bytes: u64,
@@ -108,29 +106,34 @@ pub(super) struct Pair {
     pub(super) peer_saw: Option<u32>,
     /// The rail on which the peer was told that this end is down.
     pub(super) told_on: Option<usize>,
+    /// How often this end was made again or was about to be, and how often the peer's was when
+    /// the two were connected.
+    pub(super) rounds: u32,
+    pub(super) peer_round: u32,
+    /// A new end in this one's place, not connected.
+    pub(super) offered: Option<Box<End>>,
     /// A fault to commit, for tests.
     pub(super) plant: Option<Plant>,
 }
 
 impl Pair {
     pub(super) fn new(
-        index: usize,
-        (peer, rail, nic): (usize, usize, usize),
+        place: Place,
         qp: Box<dyn Qp>,
         remote: Remote,
         request_bytes_max: u32,
-        window_bytes: Option<u64>,
     ) -> Self {
+        Self::with(place, Some(qp), remote, request_bytes_max)
+    }
+
+    fn with(place: Place, qp: Option<Box<dyn Qp>>, remote: Remote, request_bytes_max: u32) -> Self {
         Self {
-            peer,
-            rail,
-            nic,
+            place,
             state: State::Up,
-            index,
-            qp: Some(qp),
+            qp,
             remote,
             request_bytes: u64::from(request_bytes_max).clamp(1, REQUEST_BYTES_MAX),
-            window_bytes,
+            window_bytes: place.forwarded.map(|it| it.window_bytes),
             window: VecDeque::with_capacity(WINDOW),
             requests: 0,
             bytes: 0,
@@ -143,8 +146,33 @@ impl Pair {
             told: 0,
             peer_saw: None,
             told_on: None,
+            rounds: place.tag.round,
+            peer_round: 0,
+            offered: None,
             plant: None,
         }
+    }
+
+    /// A rail that has no queue pair yet.
+    pub(super) fn absent(place: Place) -> Self {
+        let remote = Remote { address: 0, key: 0, bytes: 0 };
+        Self { state: State::Down, receives: 0, ..Self::with(place, None, remote, 0) }
+    }
+
+    pub(super) fn peer(&self) -> usize {
+        self.place.peer
+    }
+
+    pub(super) fn rail(&self) -> usize {
+        self.place.rail
+    }
+
+    pub(super) fn nic(&self) -> usize {
+        self.place.nic
+    }
+
+    pub(super) fn has_queue_pair(&self) -> bool {
+        self.qp.is_some()
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -213,7 +241,7 @@ impl Pair {
             return Err(Refused::Full);
         }
         let Some(qp) = &mut self.qp else { return Err(Refused::Down) };
-        let part = Kind::Part.id(self.index);
+        let part = Kind::Part.id(self.place.tag);
         let empty = Request { id: part, action: Action::Tell { number: 0 }, signalled: false };
         let mut chain = [empty; CHAIN_MAX];
         let mut count = 0;
@@ -250,7 +278,7 @@ impl Pair {
         }
         // `needed` is at least one for a write that carries something.
         let last = &mut chain[count - 1];
-        last.id = Kind::Write.id(self.index);
+        last.id = Kind::Write.id(self.place.tag);
         last.signalled = true;
         qp.post(&self.remote, &chain[..count]).map_err(Refused::Device)?;
         self.window.push_back(Sent {
@@ -270,7 +298,7 @@ impl Pair {
     pub(super) fn tell(&mut self, word: Word) -> bool {
         let Some(qp) = self.qp.as_mut().filter(|_| self.tells < TELLS) else { return false };
         let action = Action::Tell { number: word.encode() };
-        let id = Kind::Tell.id(self.index);
+        let id = Kind::Tell.id(self.place.tag);
         let told = qp.post(&self.remote, &[Request { id, action, signalled: true }]).is_ok();
         self.tells += u32::from(told);
         told
@@ -306,7 +334,7 @@ impl Pair {
             return Ok(());
         }
         if let Some(qp) = &mut self.qp {
-            qp.post_receives(Kind::Receive.id(self.index), 1)?;
+            qp.post_receives(Kind::Receive.id(self.place.tag), 1)?;
             self.receives += 1;
         }
         Ok(())
@@ -457,6 +485,6 @@ pub(super) fn make(nic: &Arc<dyn Nic>) -> Result<Box<dyn Qp>, super::VerbsError>
 }
 
 /// Fills the receive queue; only possible from the state `init` on.
-pub(super) fn fill(qp: &mut dyn Qp, index: usize) -> std::io::Result<()> {
-    qp.post_receives(Kind::Receive.id(index), RECEIVE_QUEUE as usize)
+pub(super) fn fill(qp: &mut dyn Qp, tag: Tag) -> std::io::Result<()> {
+    qp.post_receives(Kind::Receive.id(tag), RECEIVE_QUEUE as usize)
 }

@@ -14,6 +14,7 @@ use super::provider::{Plant, Qp};
 use super::queue_pair;
 use super::settings::VerbsSettings;
 use super::told::Told;
+use super::word::Tag;
 
 /// The wait that a receiver which is not ready asks for: 0.64 ms, by the specification's table.
 const RNR_TIMER: u8 = 12;
@@ -29,8 +30,7 @@ pub(super) struct Raise<'a> {
     pub(super) settings: &'a VerbsSettings,
     pub(super) forwarded: Option<&'a Forwarded>,
     pub(super) plant: Option<Plant>,
-    /// The queue pair's place among this rank's.
-    pub(super) index: usize,
+    pub(super) tag: Tag,
 }
 
 /// Why a queue pair did not become ready.
@@ -43,7 +43,7 @@ pub(super) enum NotRaised {
 }
 
 /// Brings a new queue pair to init and fills its receive queue.
-pub(super) fn initialise(qp: &mut dyn Qp, port: u8, index: usize) -> io::Result<()> {
+pub(super) fn initialise(qp: &mut dyn Qp, port: u8, tag: Tag) -> io::Result<()> {
     let init = QpAttr {
         qp_state: QPS_INIT,
         port_num: port,
@@ -51,7 +51,7 @@ pub(super) fn initialise(qp: &mut dyn Qp, port: u8, index: usize) -> io::Result<
         ..QpAttr::default()
     };
     qp.modify(&init, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS)?;
-    queue_pair::fill(qp, index)
+    queue_pair::fill(qp, tag)
 }
 
 /// Brings a queue pair from init to ready: to receive, then to send. Between them its source port
@@ -75,7 +75,7 @@ pub(super) fn raise(qp: &mut dyn Qp, with: &Raise<'_>) -> Result<(), NotRaised> 
                 label = safe_flow_label(label + 1);
                 let again = QpAttr { qp_state: QPS_RESET, ..QpAttr::default() };
                 qp.modify(&again, mask::STATE)
-                    .and_then(|()| initialise(qp, with.gid.port, with.index))
+                    .and_then(|()| initialise(qp, with.gid.port, with.tag))
                     .map_err(refused("initialised again"))?;
             }
             _ => break,

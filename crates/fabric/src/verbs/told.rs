@@ -21,6 +21,8 @@ pub(super) struct Told {
     pub(super) mtu: u32,
     pub(super) key: u32,
     pub(super) address: u64,
+    /// How often this end was made again.
+    pub(super) round: u32,
     pub(super) agreed: Agreed,
 }
 
@@ -85,9 +87,9 @@ impl Agreed {
 
 impl Told {
     pub(super) fn text(&self) -> String {
-        let Self { device, gid, number, psn, mtu, key, address, agreed } = self;
+        let Self { device, gid, number, psn, mtu, key, address, round, agreed } = self;
         let agreed: Vec<_> = agreed.0.iter().map(ToString::to_string).collect();
-        format!("{device} {gid} {number} {psn} {mtu} {key} {address} {}", agreed.join(" "))
+        format!("{device} {gid} {number} {psn} {mtu} {key} {address} {round} {}", agreed.join(" "))
     }
 
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -100,6 +102,7 @@ impl Told {
             mtu: words.next()?.parse().ok().filter(|mtu| (1..=5).contains(mtu))?,
             key: words.next()?.parse().ok()?,
             address: words.next()?.parse().ok()?,
+            round: words.next()?.parse().ok()?,
             agreed: Agreed([0; KEYS.len()]),
         };
         for value in &mut told.agreed.0 {
@@ -140,6 +143,7 @@ mod tests {
             mtu: 5,
             key: u32::MAX,
             address: u64::MAX,
+            round: 3,
             agreed: Agreed::new(4096, &VerbsSettings::default(), Some(&FORWARDED)),
         }
     }

@@ -1,5 +1,13 @@
 //! The numbers that come back with completions, and those that one device tells the other.
 
+/// Which queue pair a completion is of: its place among a rank's, and how often it was made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// Fewer than 2^16.
+    pub(super) pair: usize,
+    pub(super) round: u32,
+}
+
 /// What a completion is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -15,18 +23,19 @@ pub(super) enum Kind {
 
 impl Kind {
     /// The number that comes back with the completion.
-    pub(super) fn id(self, pair: usize) -> u64 {
-        (pair as u64) << 2 | self as u64
+    pub(super) fn id(self, tag: Tag) -> u64 {
+        u64::from(tag.round) << 18 | (tag.pair as u64 & 0xffff) << 2 | self as u64
     }
 
-    pub(super) fn of(id: u64) -> (usize, Self) {
+    pub(super) fn of(id: u64) -> (Tag, Self) {
         let kind = match id & 3 {
             0 => Self::Part,
             1 => Self::Write,
             2 => Self::Tell,
             _ => Self::Receive,
         };
-        (usize::try_from(id >> 2).unwrap_or(usize::MAX), kind)
+        // 32 bits were put there.
+        (Tag { pair: (id >> 2 & 0xffff) as usize, round: (id >> 18) as u32 }, kind)
     }
 }
 
@@ -36,8 +45,8 @@ pub(super) enum Word {
     /// So many flags of this queue pair have been taken note of.
     Credit { count: u32 },
     /// The sender's end of that rail is down, nothing lands there any more, and so many flags had
-    /// come.
-    Down { rail: usize, count: u32 },
+    /// come. It is about the receiver's end of that round, of which the lowest bits are told.
+    Down { rail: usize, round: u32, count: u32 },
     /// The sender is about to close its end of this queue pair.
     Bye,
 }
@@ -46,11 +55,17 @@ pub(super) enum Word {
 const COUNT: u32 = 0xff_ffff;
 
 impl Word {
+    /// The bits of a round that are told.
+    pub(super) const ROUND: u32 = 3;
+
     pub(super) fn encode(self) -> u32 {
         match self {
             Self::Credit { count } => 1 << 28 | count & COUNT,
-            // Rails are below MAX_RAILS.
-            Self::Down { rail, count } => 2 << 28 | (rail as u32 & 0xf) << 24 | count & COUNT,
+            // Rails are below MAX_RAILS, which is 4.
+            Self::Down { rail, round, count } => {
+                let (rail, round) = (rail as u32 & 3, round & Self::ROUND);
+                2 << 28 | round << 26 | rail << 24 | count & COUNT
+            }
             Self::Bye => 3 << 28,
         }
     }
@@ -59,7 +74,11 @@ impl Word {
         let count = word & COUNT;
         match word >> 28 {
             1 => Some(Self::Credit { count }),
-            2 => Some(Self::Down { rail: (word >> 24 & 0xf) as usize, count }),
+            2 => Some(Self::Down {
+                rail: (word >> 24 & 3) as usize,
+                round: word >> 26 & Self::ROUND,
+                count,
+            }),
             3 => Some(Self::Bye),
             _ => None,
         }
@@ -81,7 +100,7 @@ mod tests {
         for word in [
             Word::Credit { count: 0 },
             Word::Credit { count: COUNT },
-            Word::Down { rail: 3, count: 77 },
+            Word::Down { rail: 3, round: 2, count: 77 },
             Word::Bye,
         ] {
             assert_eq!(Word::decode(word.encode()), Some(word));
@@ -101,10 +120,14 @@ mod tests {
 
     #[test]
     fn ids_come_back() {
-        for (pair, kind) in
-            [(0, Kind::Part), (7, Kind::Write), (255, Kind::Receive), (3, Kind::Tell)]
-        {
-            assert_eq!(Kind::of(kind.id(pair)), (pair, kind));
+        for (pair, round, kind) in [
+            (0, 0, Kind::Part),
+            (7, u32::MAX, Kind::Write),
+            (255, 1, Kind::Receive),
+            (3, 9, Kind::Tell),
+        ] {
+            let tag = Tag { pair, round };
+            assert_eq!(Kind::of(kind.id(tag)), (tag, kind));
         }
     }
 }

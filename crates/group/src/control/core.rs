@@ -275,8 +275,14 @@ impl ControlCore {
                     "nothing has come over it for {:.1} s, while the other end is heard by the control network",
                     quiet.as_secs_f64()
                 );
-                let report =
-                    LinkReport { from: 0, to: narrow(rank), rail: None, rails_left: 0, why };
+                let report = LinkReport {
+                    from: 0,
+                    to: narrow(rank),
+                    rail: None,
+                    through: Vec::new(),
+                    rails_left: 0,
+                    why,
+                };
                 self.report_link(report, out);
             }
         }

@@ -11,6 +11,9 @@ use crate::verdict::{Cause, Position, Proposal, Reason, Verdict};
 
 /// A rank that was heard this long after a connection to it was lost is alive: what came earlier may have been under way.
 const ALIVE_AFTER_LOSS: Duration = Duration::from_millis(250);
+/// A rank to which links are down and that was not heard for this long, twenty heartbeats, is gone with them. Before that
+/// a busy machine may just be late.
+const UNHEARD: Duration = Duration::from_secs(2);
 /// The judge's clock and its newest beacons differ from the proposer's by network and heartbeat; so much may be missing.
 const SLACK: Duration = Duration::from_millis(500);
 
@@ -43,6 +46,7 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
     let finding = case
         .dead()
         .or_else(|| case.refused())
+        .or_else(|| case.requested())
         .or_else(|| case.silent())
         .or_else(|| case.left())
         .or_else(|| case.link())
@@ -218,6 +222,21 @@ impl<'a> Case<'a> {
         })
     }
 
+    /// Somebody asked for another epoch.
+    fn requested(&self) -> Option<Finding> {
+        self.evidence.proposals.iter().find_map(|proposal| match &proposal.reason {
+            Reason::Requested { what } => Some(Finding {
+                cause: Cause::Requested { what: what.clone() },
+                rank: Some(usize::from(proposal.from)),
+                peer: None,
+                lasted: Duration::ZERO,
+                evidence: Vec::new(),
+                next_step: "nothing: the group forms again by itself".to_owned(),
+            }),
+            _ => None,
+        })
+    }
+
     fn silent(&self) -> Option<Finding> {
         let limit = self.evidence.patience.get(crate::patience::PatienceKey::Silent);
         let now = self.evidence.now;
@@ -276,25 +295,65 @@ impl<'a> Case<'a> {
 
     /// All rails of a pair are down, and somebody needs them.
     fn link(&self) -> Option<Finding> {
-        let proposed = self.evidence.proposals.iter().find_map(|proposal| match &proposal.reason {
-            Reason::LinkDown { report } if usize::from(report.to) < self.view.size() => {
-                Some(report)
-            }
-            _ => None,
+        let proposed =
+            self.evidence.proposals.iter().filter_map(|proposal| match &proposal.reason {
+                Reason::LinkDown { report } if usize::from(report.to) < self.view.size() => {
+                    Some(report)
+                }
+                _ => None,
+            });
+        let needed = self.view.links.iter().filter(|report| {
+            let (from, to) = (usize::from(report.from), usize::from(report.to));
+            report.rails_left == 0
+                && self.waiters.iter().any(|waiter| {
+                    let awaits = waiter.waits_for.union(waiter.via);
+                    (waiter.rank == from && awaits.contains(to))
+                        || (waiter.rank == to && awaits.contains(from))
+                })
         });
-        let needed = || {
-            self.view.links.iter().find(|report| {
-                let (from, to) = (usize::from(report.from), usize::from(report.to));
-                report.rails_left == 0
-                    && self.waiters.iter().any(|waiter| {
-                        let awaits = waiter.waits_for.union(waiter.via);
-                        (waiter.rank == from && awaits.contains(to))
-                            || (waiter.rank == to && awaits.contains(from))
-                    })
-            })
+        let down: Vec<&LinkReport> = proposed.chain(needed).collect();
+        if let Some(silent) = down.iter().find_map(|report| self.gone(report)) {
+            return Some(silent);
+        }
+        // A cable that is down explains the forwarded paths over it.
+        let cable = down.iter().find(|report| report.through.is_empty());
+        cable.or(down.first()).map(|report| self.broken(report))
+    }
+
+    /// A link that is down to or past a rank of which nothing is heard any more, by the control channel or otherwise: it
+    /// is the rank, not the path. A rank that is heard is alive, whatever its phase.
+    fn gone(&self, report: &LinkReport) -> Option<Finding> {
+        let now = self.evidence.now;
+        let about = |other: &&LinkReport| {
+            let ends = [other.from, other.to];
+            ends.contains(&report.from) && ends.contains(&report.to)
         };
-        let report = proposed.or_else(needed)?;
-        Some(self.broken(report))
+        let between = self.view.links.iter().filter(about).flat_map(|other| &other.through);
+        let ranks = between.chain([&report.to, &report.from]).map(|rank| usize::from(*rank));
+        let unheard = |rank: &usize| {
+            *rank != self.view.me
+                && *rank < self.view.size()
+                && now.saturating_sub(self.view.silent_since(*rank)) >= UNHEARD
+        };
+        let rank = ranks.into_iter().find(unheard)?;
+        let failed = self.view.links.iter().filter(|other| {
+            let rank = u8::try_from(rank).unwrap_or(u8::MAX);
+            other.from == rank || other.to == rank || other.through.contains(&rank)
+        });
+        Some(Finding {
+            cause: Cause::PeerSilent,
+            rank: Some(rank),
+            peer: None,
+            lasted: now.saturating_sub(self.view.silent_since(rank)),
+            evidence: vec![
+                format!("{} rails to it or past it went down meanwhile", failed.count()),
+                format!("{}{}", self.view.way(report), report.why),
+            ],
+            next_step: format!(
+                "see whether the host of {} is up: it is off, frozen, or cut off from every network",
+                self.view.name(rank)
+            ),
+        })
     }
 
     /// Ranks that stand at different operations, or wait for no known reason, while nothing gets over some path: that is
@@ -303,19 +362,24 @@ impl<'a> Case<'a> {
         if !matches!(finding.cause, Cause::RanksDisagree { .. } | Cause::Unknown) {
             return None;
         }
-        let quiet = self.view.links.iter().find(|report| report.rail.is_none())?;
-        Some(self.broken(quiet))
+        let mut quiet = self.view.links.iter().filter(|report| report.rail.is_none()).peekable();
+        let first = *quiet.peek()?;
+        // A quiet cable explains the forwarded paths over it.
+        let cable = quiet.find(|report| !self.view.cable(report.from, report.to).is_empty());
+        Some(self.broken(cable.unwrap_or(first)))
     }
 
     fn broken(&self, report: &LinkReport) -> Finding {
         let (from, to) = (usize::from(report.from), usize::from(report.to));
         let pair = [report.from, report.to];
-        let mut evidence =
-            vec![format!("{}{}", self.view.cable(report.from, report.to), report.why)];
+        let mut evidence = vec![format!("{}{}", self.view.way(report), report.why)];
         for other in &self.view.links {
             if pair.contains(&other.from) && pair.contains(&other.to) {
                 let what = match other.rail {
-                    Some(rail) => format!("rail {rail} to rank {} go down", other.to),
+                    Some(rail) => {
+                        let way = self.view.way(other);
+                        format!("{way}rail {rail} to rank {} go down", other.to)
+                    }
                     None => format!("the path to rank {} go quiet", other.to),
                 };
                 evidence.push(format!("rank {} saw {what}: {}", other.from, other.why));
@@ -327,12 +391,25 @@ impl<'a> Case<'a> {
             peer: Some(to),
             lasted: self.longest_wait(),
             evidence,
-            next_step: format!(
-                "check cable, addresses and rules between {} and {}, then prove the path again",
-                self.view.name(from),
-                self.view.name(to)
-            ),
+            next_step: self.prove_again(report),
         }
+    }
+
+    fn prove_again(&self, report: &LinkReport) -> String {
+        let (from, to) = (usize::from(report.from), usize::from(report.to));
+        let (a, b) = (self.view.name(from), self.view.name(to));
+        if report.through.is_empty() {
+            return format!(
+                "check cable, addresses and rules between {a} and {b}, then prove the path again"
+            );
+        }
+        let host = |rank: usize| self.view.ranks.get(rank).map_or("", |view| view.host.as_str());
+        format!(
+            "its packets are relayed from now on; `railweave verify --only '{}>{}'` tells which host's marker or rule \
+             is missing, and `railweave verify --again` has it used again",
+            host(from),
+            host(to)
+        )
     }
 
     /// Where the waits-for edges end: a relay that holds the bytes is named rather than the far end.
@@ -484,7 +561,7 @@ impl<'a> Case<'a> {
         evidence.extend(view.links.iter().filter(|report| report.rails_left > 0).map(|report| {
             format!(
                 "{}rail {} between ranks {} and {} is down: {}",
-                view.cable(report.from, report.to),
+                view.way(report),
                 report.rail.map_or("?".to_owned(), |rail| rail.to_string()),
                 report.from,
                 report.to,

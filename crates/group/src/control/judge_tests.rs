@@ -102,7 +102,14 @@ fn narrow(rank: usize) -> u8 {
 }
 
 fn cut(from: u8, to: u8, rails_left: u8) -> LinkReport {
-    LinkReport { from, to, rail: Some(0), rails_left, why: "connection reset by peer".into() }
+    LinkReport {
+        from,
+        to,
+        rail: Some(0),
+        through: Vec::new(),
+        rails_left,
+        why: "connection reset by peer".into(),
+    }
 }
 
 #[test]
@@ -300,5 +307,82 @@ fn without_evidence_the_cause_is_unknown_and_says_what_was_seen() {
     assert!(verdict.evidence[0].contains("the caller gave up"));
     assert!(
         verdict.evidence.iter().any(|line| line.starts_with("rank 2 (host b): wire for 1.0 s"))
+    );
+}
+
+/// A rail of the forwarded path 0 > 1 > 2 or back.
+fn forwarded(from: u8, to: u8, rail: u8, through: u8, rails_left: u8) -> LinkReport {
+    let why = "nothing was acknowledged".to_owned();
+    LinkReport { from, to, rail: Some(rail), through: vec![through], rails_left, why }
+}
+
+#[test]
+fn a_host_that_is_gone_is_named_and_not_the_paths_to_it_or_past_it() {
+    // Rank 0 judges 2.1 s after rank 1's host lost its power: no connection was closed.
+    for first in [cut(0, 1, 0), forwarded(0, 2, 0, 1, 0)] {
+        let mut scene = Scene::new(0.6).waits(0, &[1, 2]);
+        scene = scene.reason(0, Reason::LinkDown { report: first });
+        scene.view.links = vec![cut(0, 1, 0), cut(2, 1, 0), forwarded(0, 2, 0, 1, 0)];
+        scene.view.ranks[1].heard_at = NOW - s(2.1);
+        let verdict = scene.judge();
+        assert_eq!((verdict.rank, &verdict.cause), (Some(1), &Cause::PeerSilent));
+        assert_eq!(verdict.evidence[0], "3 rails to it or past it went down meanwhile");
+        assert!(verdict.next_step.contains("off, frozen, or cut off"), "{}", verdict.next_step);
+    }
+}
+
+#[test]
+fn a_rank_that_is_heard_is_alive_and_its_path_is_broken() {
+    let mut scene =
+        Scene::new(0.6).waits(0, &[1]).reason(0, Reason::LinkDown { report: cut(0, 1, 0) });
+    scene.view.links = vec![cut(0, 1, 0)];
+    scene.view.ranks[1].heard_at = NOW - s(0.4);
+    assert_eq!(scene.judge().cause, Cause::PathBroken { from: 0, to: 1 });
+}
+
+#[test]
+fn a_forwarded_path_that_fails_alone_is_named_by_its_hosts() {
+    let report = forwarded(0, 2, 1, 3, 0);
+    let mut scene = Scene::new(1.0).waits(0, &[2]);
+    scene = scene.reason(0, Reason::LinkDown { report: report.clone() });
+    scene.view.links = vec![forwarded(0, 2, 0, 1, 1), report];
+    for (rank, host) in ["h0", "h1", "h2", "h3"].into_iter().enumerate() {
+        scene.view.ranks[rank].host = host.to_owned();
+    }
+    let verdict = scene.judge();
+    assert_eq!(verdict.cause, Cause::PathBroken { from: 0, to: 2 });
+    assert_eq!(
+        verdict.to_string(),
+        "path between rank 0 and rank 2 is broken (forwarded path h0 > h3 > h2: nothing was acknowledged) at \
+         all-reduce #1234"
+    );
+    assert!(verdict.next_step.contains("--only 'h0>h2'"), "{}", verdict.next_step);
+    let first = "forwarded path h0 > h1 > h2: rail 0 to rank 2 go down";
+    assert!(verdict.evidence.iter().any(|line| line.contains(first)), "{:?}", verdict.evidence);
+}
+
+#[test]
+fn a_cable_explains_the_forwarded_paths_over_it() {
+    let mut scene = Scene::new(1.0).waits(0, &[2]).waits(1, &[0]);
+    scene = scene.reason(0, Reason::LinkDown { report: forwarded(0, 2, 0, 1, 0) });
+    scene.view.links = vec![forwarded(0, 2, 0, 1, 0), cut(1, 0, 0)];
+    let verdict = scene.judge();
+    assert_eq!(verdict.cause, Cause::PathBroken { from: 1, to: 0 });
+}
+
+#[test]
+fn a_rank_that_computes_is_not_held_for_a_broken_path_of_others() {
+    let mut scene = Scene::new(61.0).waits(0, &[2]).in_phase(2, Phase::Compute, 61.0);
+    scene.view.links = vec![forwarded(1, 3, 0, 0, 1), cut(1, 3, 0)];
+    assert_eq!(scene.judge().cause, Cause::PeerStalled { phase: Phase::Compute });
+}
+
+#[test]
+fn another_epoch_that_was_asked_for_is_no_fault() {
+    let what = "have paths proven again".to_owned();
+    let verdict = Scene::new(1.0).reason(0, Reason::Requested { what }).judge();
+    assert_eq!(
+        verdict.to_string(),
+        "rank 0 (host a) was asked to have paths proven again at all-reduce #1234"
     );
 }

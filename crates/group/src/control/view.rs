@@ -39,6 +39,9 @@ pub struct LinkReport {
     pub to: u8,
     /// Which rail of the pair; none is the whole path.
     pub rail: Option<u8>,
+    /// The ranks whose NICs pass packets of that rail on, in order from the reporting end; none on a cable.
+    #[serde(default)]
+    pub through: Vec<u8>,
     /// Rails of the pair that still work at the reporting end.
     pub rails_left: u8,
     /// What was wrong, as the transport put it.
@@ -186,6 +189,19 @@ impl ClusterView {
             Some(name) => format!("cable {name}: "),
             None => String::new(),
         }
+    }
+
+    /// What a report is about, as a prefix of what is said of it: the cable, or the forwarded path.
+    pub(crate) fn way(&self, report: &LinkReport) -> String {
+        if report.through.is_empty() {
+            return self.cable(report.from, report.to);
+        }
+        let ends = [[report.from].as_slice(), &report.through, &[report.to]].concat();
+        let host = |rank: &u8| match self.ranks.get(usize::from(*rank)) {
+            Some(view) if !view.host.is_empty() => view.host.clone(),
+            _ => format!("rank {rank}"),
+        };
+        format!("forwarded path {}: ", ends.iter().map(host).collect::<Vec<_>>().join(" > "))
     }
 
     /// Since when `rank` is unheard.

@@ -338,7 +338,14 @@ mod tests {
             waited_ms: 5,
             reason: Reason::PeerClosed { rank: 2, why: "reset by peer".into() },
         };
-        let report = LinkReport { from: 1, to: 2, rail: Some(0), rails_left: 1, why: "cut".into() };
+        let report = LinkReport {
+            from: 1,
+            to: 2,
+            rail: Some(0),
+            through: Vec::new(),
+            rails_left: 1,
+            why: "cut".into(),
+        };
         let note = SupervisorNote { rank: 3, ended: true, text: "killed by signal 9".into() };
         vec![
             Message::Heartbeat(Beacon::starting(3)),

@@ -254,6 +254,7 @@ impl SimRank {
                         from: self.rank as u8,
                         to: peer as u8,
                         rail: Some(rail as u8),
+                        through: Vec::new(),
                         rails_left: left as u8,
                         why: fault.to_string(),
                     };

@@ -5,6 +5,8 @@ mod host;
 mod routes;
 mod telling;
 
+pub(crate) use routes::PROMOTE_PATH;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -90,6 +92,7 @@ pub fn body(launch: RankLaunch) -> Result<(), RankError> {
         serving: serving.clone(),
         events: events.clone(),
         demotions: member.demotions(),
+        current: current.clone(),
         faults: settings.faults.enabled.then(|| Faults {
             cut_rails: member.cut_rails(),
             compute: faults,

@@ -32,6 +32,7 @@ pub(super) struct Controls {
     pub(super) events: EventSink,
     pub(super) faults: Option<Faults>,
     pub(super) demotions: Arc<Demotions>,
+    pub(super) current: Current,
 }
 
 /// What misbehaves on order.
@@ -124,11 +125,12 @@ async fn change(State(controls): State<Arc<Controls>>, Json(change): Json<Change
     Json(changed).into_response()
 }
 
-/// Forwarded rails that are relayed since they failed are proven and used again from the next epoch on.
+/// Has the group form again, and prove what it uses: cables that were out of use, and forwarded rails that were relayed.
 async fn promote(State(controls): State<Arc<Controls>>) -> Response {
     let promoted: Vec<String> =
         controls.demotions.promote().iter().map(ToString::to_string).collect();
-    tracing::warn!(?promoted, "paths are promoted");
+    let what = "have paths proven again".to_owned();
+    controls.current.with(|_, informant| informant.request(what));
     Json(json!({ "promoted": promoted })).into_response()
 }
 

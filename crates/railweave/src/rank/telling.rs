@@ -99,6 +99,7 @@ pub(super) fn verdict_event(verdict: &Verdict) -> Event {
             Cause::ConfigurationDiffers { .. } => VerdictKind::ConfigurationDiffers,
             Cause::RanksDisagree { .. } => VerdictKind::RanksDisagree,
             Cause::OutOfCapacity => VerdictKind::OutOfCapacity,
+            Cause::Requested { .. } => VerdictKind::Requested,
             Cause::Unknown => VerdictKind::Unknown,
         },
         rank: verdict.rank.map(u32::from),

@@ -97,6 +97,7 @@ impl Provider for Host {
             events: std::collections::VecDeque::new(),
             events_bell: Arc::clone(&events_bell),
             dead: false,
+            unreadable: false,
         });
         drop(state);
         let shared = Arc::clone(&self.shared);
@@ -186,13 +187,20 @@ impl Nic for DoubleNic {
     }
 
     fn poll(&self, room: &mut [Wc]) -> io::Result<usize> {
-        self.with(|opened| {
-            let count = room.len().min(opened.completions.len());
-            for (place, (_, wc)) in room.iter_mut().zip(opened.completions.drain(..count)) {
-                *place = wc;
-            }
-            count
-        })
+        let mut state = self.shared.lock();
+        // The queue lies in this process's memory, so what came can be read when the device is
+        // gone.
+        let opened = state.opened.get_mut(&self.key).filter(|opened| !opened.unreadable);
+        opened.map_or_else(
+            || Err(Errno::IO.into()),
+            |opened| {
+                let count = room.len().min(opened.completions.len());
+                for (place, (_, wc)) in room.iter_mut().zip(opened.completions.drain(..count)) {
+                    *place = wc;
+                }
+                Ok(count)
+            },
+        )
     }
 
     fn arm(&self) -> bool {

@@ -50,6 +50,11 @@ pub enum Fault {
         /// Whose.
         end: (usize, usize, usize),
     },
+    /// The completions of the device cannot be read any more.
+    Unreadable {
+        /// Whose.
+        end: (usize, usize, usize),
+    },
     /// It is there again, for whoever opens it anew.
     Back {
         /// Whose.
@@ -107,6 +112,7 @@ impl Fault {
             | Self::Mute { end }
             | Self::Report { end, .. }
             | Self::Gone { end }
+            | Self::Unreadable { end }
             | Self::Back { end }
             | Self::Pull { end }
             | Self::Mend { end }
@@ -154,6 +160,11 @@ impl State {
                 }
                 for pair in self.pairs.values_mut().filter(|it| it.device == device) {
                     pair.state = QPS_RESET;
+                }
+            }
+            Fault::Unreadable { .. } => {
+                for opened in self.opened.values_mut().filter(|it| it.device == device) {
+                    opened.unreadable = true;
                 }
             }
             Fault::Back { .. } => self.devices[device].gone = false,

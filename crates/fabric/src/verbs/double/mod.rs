@@ -21,7 +21,7 @@ mod queue_pair;
 mod state;
 
 #[cfg(test)]
-mod programs;
+mod program_tests;
 #[cfg(test)]
 mod tests;
 

@@ -70,6 +70,8 @@ pub(super) struct Opened {
     pub(super) events_bell: Arc<OwnedFd>,
     /// The device went away after it was opened.
     pub(super) dead: bool,
+    /// Its completions are lost.
+    pub(super) unreadable: bool,
 }
 
 pub(super) type End = (usize, usize, usize);

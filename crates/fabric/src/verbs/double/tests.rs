@@ -242,18 +242,13 @@ fn ends_that_were_given_different_settings_do_not_connect() {
 }
 
 #[test]
-fn a_forwarded_rail_without_the_tag_port_is_an_error_that_says_so() {
+fn a_forwarded_rail_without_the_tag_port_is_down_from_the_beginning_and_says_so() {
     let settings = DoubleSettings { labels_from: u32::MAX, ..DoubleSettings::default() };
-    let error = Bed::distant(settings, FORWARDED).err().unwrap();
-    assert!(
-        matches!(
-            error,
-            VerbsError::SourcePort { rank: 0, peer: 2, rail: 0, wanted: Some(65535), .. }
-        ),
-        "{error}"
-    );
-    let text = error.to_string();
+    let mut bed = Bed::distant(settings, FORWARDED).unwrap();
+    bed.until("the finding", |bed| bed.down(0, 0).is_some());
+    let text = bed.down(0, 0).unwrap().to_string();
     assert!(text.contains("d0c1r0") && text.contains("tag port 65535"), "{text}");
+    assert!(text.contains("rank 0") && text.contains("rank 2"), "{text}");
     // Destination tags do not need the port.
     let tagged = Forwarded { flow_label: 0, source_port: None, ..FORWARDED };
     let mut bed = Bed::distant(settings, tagged).unwrap();
@@ -301,8 +296,11 @@ fn a_planted_label_0_collision_is_found() {
     let fault = astray.down(0, 0).unwrap();
     assert!(matches!(fault, RailFault::Verbs(it) if it.cause == VerbsCause::NoAnswer), "{fault}");
     // The check finds it before a packet leaves.
-    let error = colliding(u32::MAX, None).err().unwrap();
-    assert!(matches!(error, VerbsError::SourcePort { seen: 65535, wanted: None, .. }), "{error}");
+    let mut checked = colliding(u32::MAX, None).unwrap();
+    checked.until("the finding", |bed| bed.down(0, 0).is_some());
+    let fault = checked.down(0, 0).unwrap().to_string();
+    assert!(fault.contains("65535") && fault.contains("rank 1"), "{fault}");
+    assert_eq!(checked.world.counters().astray, 0);
     // A device that takes some other label is given one.
     let mut made_again = colliding(3, None).unwrap();
     made_again.post(0, 1);
@@ -367,4 +365,102 @@ fn the_window_says_how_long_a_write_should_be() {
     }
     let bed = Bed::pair(DoubleSettings::default(), quick()).unwrap();
     assert_eq!(bed.devices[0].write_bytes_max(1, 0), u64::MAX);
+}
+
+#[test]
+fn a_rail_is_made_again_and_again() {
+    let end = END;
+    let other = (1, 0, 0);
+    let complete = |end| Fault::Complete { end, status: 12, vendor_error: 0x81 };
+    let mut bed = Bed::pair(DoubleSettings::default(), quick()).unwrap();
+    assert_eq!(bed.devices[0].remake(1, 0), None, "it is up");
+    let mut number = 0;
+    for (round, fault) in [
+        complete(end),
+        complete(other),
+        Fault::Lose { end, permille: 1000 },
+        Fault::Pull { end },
+        Fault::Gone { end },
+        Fault::Stall { end },
+        Fault::Gone { end: other },
+    ]
+    .into_iter()
+    .cycle()
+    .take(14)
+    .enumerate()
+    {
+        bed.events.iter_mut().for_each(Vec::clear);
+        number += 1;
+        bed.post(0, number);
+        bed.world.inject(fault);
+        bed.until("word at both ends", |bed| bed.down(0, 0).is_some() && bed.down(1, 0).is_some());
+        for _ in bed.done()..1 {
+            bed.post(1, number);
+            bed.until("the other rail", |bed| bed.done() == 1);
+        }
+        if matches!(fault, Fault::Pull { .. } | Fault::Gone { .. }) {
+            let place = usize::from(fault == Fault::Gone { end: other });
+            assert_eq!(bed.devices[place].remake(1 - place, 0), None, "still without its port");
+        }
+        for end in [end, other] {
+            let slot = (round % 5) as u8;
+            let repairs = [
+                Fault::Mend { end },
+                Fault::Lose { end, permille: 0 },
+                Fault::Back { end },
+                Fault::MoveGid { end, slot },
+            ];
+            repairs.into_iter().for_each(|repair| bed.world.inject(repair));
+        }
+        bed.tick();
+        assert!(bed.devices[0].reconnect(1, 0, b"").is_err(), "it was not offered");
+        let told = [bed.devices[0].remake(1, 0).unwrap(), bed.devices[1].remake(0, 0).unwrap()];
+        bed.devices[0].reconnect(1, 0, &told[1]).unwrap();
+        bed.devices[1].reconnect(0, 0, &told[0]).unwrap();
+        bed.events.iter_mut().for_each(Vec::clear);
+        for _ in 0..100 {
+            number += 1;
+            bed.post(0, number);
+            bed.until("a write on the new queue pair", |bed| bed.done() == 1);
+            assert_eq!(bed.flag(), number);
+            assert_eq!(bed.events[0].len(), 1, "{:?}", bed.events);
+            bed.events[0].clear();
+        }
+    }
+}
+
+#[test]
+fn what_was_told_about_a_rail_must_fit_to_make_it_again() {
+    let mut bed = Bed::pair(DoubleSettings::default(), quick()).unwrap();
+    bed.devices[0].cut(1, 0);
+    bed.until("word at both ends", |bed| bed.down(0, 0).is_some() && bed.down(1, 0).is_some());
+    assert_eq!(bed.devices[0].remake(1, 7), None, "no such rail");
+    for told in [&b""[..], b"0/0=x", b"0/1=d 1 2"] {
+        bed.devices[0].remake(1, 0).unwrap();
+        let error = bed.devices[0].reconnect(1, 0, told).unwrap_err();
+        assert!(error.contains("rank 1 told nothing of its end of rail 0"), "{error}");
+    }
+    assert_eq!(bed.devices[0].post(1, 0, &write(1, 8)), Err(crate::device::PostError::Down));
+    let told = [bed.devices[0].remake(1, 0).unwrap(), bed.devices[1].remake(0, 0).unwrap()];
+    bed.devices[1].reconnect(0, 0, &told[0]).unwrap();
+    bed.devices[0].reconnect(1, 0, &told[1]).unwrap();
+    bed.post(0, 1);
+    bed.until("the write", |bed| bed.done() == 1);
+}
+
+#[test]
+fn a_device_whose_completions_are_lost_takes_all_rails_to_its_peers_along() {
+    let mut bed = Bed::pair(DoubleSettings::default(), quick()).unwrap();
+    bed.post(0, 1);
+    bed.world.inject(Fault::Unreadable { end: (1, 0, 0) });
+    bed.until("word of both rails", |bed| {
+        [(1, 0), (1, 1), (0, 0), (0, 1)]
+            .iter()
+            .all(|&(place, rail)| bed.down(place, rail).is_some())
+    });
+    for rail in 0..2 {
+        let fault = bed.down(1, rail).unwrap();
+        let RailFault::Verbs(fault) = fault else { panic!("{fault}") };
+        assert_eq!((fault.cause, fault.device.as_str()), (VerbsCause::DeviceGone, "d1c0r0"));
+    }
 }

@@ -1,11 +1,13 @@
 //! `railweave agent`: what runs on each host while paths are proven. It does what the lines on standard input say,
 //! answers on standard output, and ends when standard input does.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -13,9 +15,11 @@ use std::time::Duration;
 use cluster::address::Mac;
 
 use super::lost::beginning;
+use super::pair;
 use super::traffic::{self, Arrived, Deadline};
-use super::wire::{AGENT_SCHEMA, Fault, LINE_BYTES_MAX, NetdevCount, Order, Said, Step};
+use super::wire::{AGENT_SCHEMA, Fault, LINE_BYTES_MAX, NetdevCount, Order, Said, Step, Word};
 use crate::commands::{CommandError, CommandResult};
+use crate::rule_hits::RulesState;
 
 /// Orders that are worked on at the same time.
 const ORDERS_MAX: usize = 64;
@@ -23,6 +27,8 @@ const ORDERS_MAX: usize = 64;
 const ORDER_LIMIT_MAX: Duration = Duration::from_secs(600);
 /// Netdevs that are told.
 const NETDEVS_MAX: usize = 1024;
+/// Words to one end of a queue pair that may wait: it is told three in all.
+const WORDS_WAITING: usize = 8;
 /// Longest file of the kernel's that is read.
 const FILE_BYTES_MAX: u64 = 4096;
 
@@ -49,6 +55,7 @@ pub(super) fn serve(
     let out = Out(Arc::new(Mutex::new(output)));
     let counters = Arc::new(counters);
     let under_way = Arc::new(AtomicUsize::new(0));
+    let mut pairs: BTreeMap<u64, SyncSender<Word>> = BTreeMap::new();
     out.say(&Said::Here {
         schema: AGENT_SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -70,6 +77,17 @@ pub(super) fn serve(
             )
         })?;
         let id = order.id();
+        if let Order::Tell { word, .. } = order {
+            let is_last = word == Word::Close;
+            if let Some(pair) = pairs.get(&id) {
+                // One that has ended needs no word.
+                let _ = pair.try_send(word);
+            }
+            if is_last {
+                pairs.remove(&id);
+            }
+            continue;
+        }
         if under_way.fetch_add(1, Ordering::AcqRel) >= ORDERS_MAX {
             under_way.fetch_sub(1, Ordering::AcqRel);
             out.say(&Said::Failed {
@@ -79,8 +97,18 @@ pub(super) fn serve(
             continue;
         }
         let (own, counters, done) = (out.clone(), Arc::clone(&counters), Arc::clone(&under_way));
+        let (speaker, words) = sync_channel(WORDS_WAITING);
+        if matches!(order, Order::Pair { .. }) {
+            pairs.insert(id, speaker);
+        }
         let work = move || {
-            own.say(&obey(&order, &own, &*counters));
+            match &order {
+                Order::Pair { end, terms, .. } => {
+                    let deadline = deadline(terms.limit_ms);
+                    pair::be(id, end, terms, &words, deadline, |said| own.say(said));
+                }
+                order => own.say(&obey(order, &own, &*counters)),
+            }
             done.fetch_sub(1, Ordering::AcqRel);
         };
         if let Err(error) = thread::Builder::new().name(format!("order {id}")).spawn(work) {
@@ -95,7 +123,7 @@ pub(super) fn serve(
 }
 
 fn refused(why: String) -> Fault {
-    Fault { step: Step::Begin, why, offset: None, late: false }
+    Fault::new(Step::Begin, why, None, false)
 }
 
 /// Where answers go; whole lines only.
@@ -121,6 +149,12 @@ fn obey<W: Write>(order: &Order, out: &Out<W>, counters: &impl Fn() -> Vec<Netde
     let id = order.id();
     let result = match order {
         Order::Counters { .. } => return Said::Counters { id, netdevs: counters() },
+        Order::Rules { .. } => match RulesState::read() {
+            Ok(state) => return Said::Rules { id, state: Box::new(state) },
+            Err(why) => Err(refused(why)),
+        },
+        // These are seen to before.
+        Order::Pair { .. } | Order::Tell { .. } => Err(refused("not now".to_owned())),
         Order::Listen { address, terms, .. } => {
             let deadline = deadline(terms.limit_ms);
             await_caller(id, out, *address, |listener| {
@@ -173,14 +207,26 @@ fn netdevs() -> Vec<NetdevCount> {
         {
             return None;
         }
+        let name = entry.file_name().to_string_lossy().into_owned();
         Some(NetdevCount {
+            rdma_bytes: rdma_bytes(&folder),
             mac: read(&folder.join("address"))?.parse::<Mac>().ok()?,
-            name: entry.file_name().to_string_lossy().into_owned(),
+            name,
             rx_bytes: read(&folder.join("statistics/rx_bytes"))?.parse().ok()?,
             tx_bytes: read(&folder.join("statistics/tx_bytes"))?.parse().ok()?,
         })
     };
     entries.flatten().take(NETDEVS_MAX).filter_map(count).collect()
+}
+
+/// Bytes received and sent by the RDMA device that shares a netdev's parent, which counts words of four bytes.
+fn rdma_bytes(netdev: &Path) -> Option<(u64, u64)> {
+    let device = fs::read_dir(netdev.join("device/infiniband")).ok()?.flatten().next()?.path();
+    let count = |name: &str| {
+        let words: u64 = read(&device.join("ports/1/counters").join(name))?.parse().ok()?;
+        words.checked_mul(4)
+    };
+    Some((count("port_rcv_data")?, count("port_xmit_data")?))
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -206,7 +252,7 @@ mod tests {
         let why = serve_text(&[order, &b"ls -l\x1b[2J\0\n"[..]].concat()).unwrap_err();
         assert!(
             why.starts_with(
-                "line 2 of standard input is no order of railweave-agent/1: ls -l\\u{1b}[2J\\u{0} ("
+                "line 2 of standard input is no order of railweave-agent/2: ls -l\\u{1b}[2J\\u{0} ("
             ),
             "{why}"
         );

@@ -16,27 +16,27 @@ use super::track::Track;
 use super::wire::{Call, Fault, Order, Said, Secret, Terms};
 
 /// How long an agent may take for what needs no other host.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long the others are waited for once one has failed: what they saw explains it.
 const REST_LIMIT: Duration = Duration::from_millis(500);
 /// How often the agents are asked whether they are still there, while one of them is waited for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long an agent may take to show that it is still there: it reads its counters, on a machine that may be busy.
-const LOOK_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// Counters of some NICs come late.
-const COUNTERS_LIMIT: Duration = Duration::from_secs(2);
-const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const COUNTERS_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
 
 /// A host's agent, or why there is none any more.
 pub(super) type Seat = Result<Agent, Lost>;
 
 /// Proves rails of a plan. Hosts are known by rank.
 pub(super) struct Coordinator<'a> {
-    plan: &'a Plan,
-    agents: BTreeMap<usize, Seat>,
-    bytes: u64,
-    limit: Duration,
-    known: Known,
+    pub(super) plan: &'a Plan,
+    pub(super) agents: BTreeMap<usize, Seat>,
+    pub(super) bytes: u64,
+    pub(super) limit: Duration,
+    pub(super) known: Known,
     next_id: u64,
     /// Fills secrets and seeds.
     random: fn(&mut [u8]) -> std::io::Result<()>,
@@ -77,15 +77,22 @@ impl<'a> Coordinator<'a> {
             Some(Obstacle::Broken(crossing)) => return rail.broken_before(crossing),
             None => {}
         }
-        for (rank, host) in item.rail.hops.iter().zip(&rail.hosts) {
+        if let Some(outcome) = self.without_agent(&rail) {
+            return outcome;
+        }
+        self.cross(&rail).unwrap_or_else(|stop| self.explain(&rail, stop))
+    }
+
+    /// What a host without an agent leaves of a rail.
+    pub(super) fn without_agent(&self, rail: &Track<'a>) -> Option<Outcome> {
+        rail.item.rail.hops.iter().zip(&rail.hosts).find_map(|(rank, host)| {
             let why = match self.agents.get(rank) {
-                Some(Ok(_)) => continue,
+                Some(Ok(_)) => return None,
                 Some(Err(lost)) => lost.what.clone(),
                 None => "it is not in the cluster file".to_owned(),
             };
-            return Outcome::NotProven { r#where: Some(host.clone()), why };
-        }
-        self.cross(&rail).unwrap_or_else(|stop| self.explain(&rail, stop))
+            Some(Outcome::NotProven { r#where: Some(host.clone()), why })
+        })
     }
 
     fn cross(&mut self, rail: &Track<'a>) -> Result<Outcome, Stop> {
@@ -206,7 +213,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    fn agent(&mut self, rank: usize) -> Result<&mut Agent, Stop> {
+    pub(super) fn agent(&mut self, rank: usize) -> Result<&mut Agent, Stop> {
         match self.agents.get_mut(&rank) {
             Some(Ok(agent)) => Ok(agent),
             _ => Err(Stop::not_proven(&format!("rank {rank} has no agent"))),
@@ -242,7 +249,7 @@ impl<'a> Coordinator<'a> {
 
     /// The counters of these hosts; that they come shows also that their agents are still there. The limit is for
     /// each of them.
-    fn counters(&mut self, hops: &[usize], limit: Duration) -> Result<Counts, Stop> {
+    pub(super) fn counters(&mut self, hops: &[usize], limit: Duration) -> Result<Counts, Stop> {
         let id = self.id();
         let counts = self.ask_counters(id, hops, limit);
         for rank in hops {
@@ -295,7 +302,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    fn terms(&self) -> Result<Terms, Stop> {
+    pub(super) fn terms(&self) -> Result<Terms, Stop> {
         let mut random = [0; 40];
         (self.random)(&mut random).map_err(|error| {
             Stop::not_proven(&format!("the system has no random bytes: {error}"))
@@ -310,12 +317,12 @@ impl<'a> Coordinator<'a> {
         Ok(Terms { call, answer, seed, bytes: self.bytes, limit_ms })
     }
 
-    fn id(&mut self) -> u64 {
+    pub(super) fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
     }
 
-    fn host(&self, rank: usize) -> String {
+    pub(super) fn host(&self, rank: usize) -> String {
         self.plan.ranks.get(rank).map_or_else(|| format!("rank {rank}"), |rank| rank.host.clone())
     }
 
@@ -324,10 +331,13 @@ impl<'a> Coordinator<'a> {
     }
 
     /// What a stop means for a person, and for the rails to come.
-    fn explain(&mut self, rail: &Track<'a>, stop: Stop) -> Outcome {
+    pub(super) fn explain(&mut self, rail: &Track<'a>, stop: Stop) -> Outcome {
         match stop {
             Stop::NotProven { rank, why } => {
                 Outcome::NotProven { r#where: rank.map(|rank| self.host(rank)), why }
+            }
+            Stop::NoVerbs { rank, why } => {
+                Outcome::NotProven { r#where: Some(self.host(rank)), why }
             }
             Stop::Lost { rank, error } => {
                 let host = self.host(rank);
@@ -354,11 +364,13 @@ impl<'a> Coordinator<'a> {
 }
 
 /// Why a rail was not proven.
-enum Stop {
+pub(super) enum Stop {
     /// It could not be decided; for one host's sake, if it is one.
     NotProven { rank: Option<usize>, why: String },
     /// A host's agent is of no use any more.
     Lost { rank: usize, error: AgentError },
+    /// A host has no RDMA devices for it.
+    NoVerbs { rank: usize, why: String },
     /// The bytes went another way.
     Elsewhere { crossing: usize, why: String },
     /// Hosts whose agents all answer say that it failed.
@@ -366,7 +378,7 @@ enum Stop {
 }
 
 impl Stop {
-    fn not_proven(why: &str) -> Self {
+    pub(super) fn not_proven(why: &str) -> Self {
         Self::NotProven { rank: None, why: why.to_owned() }
     }
 }

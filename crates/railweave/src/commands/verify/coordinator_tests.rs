@@ -29,6 +29,7 @@ fn moving(host: usize, per_look: u64) -> Vec<NetdevCount> {
         name: format!("p{port}f{function}"),
         rx_bytes: value,
         tx_bytes: value,
+        rdma_bytes: None,
     };
     (0..2).flat_map(|port| (0..2).map(move |function| netdev(port, function))).collect()
 }
@@ -308,8 +309,7 @@ fn an_agent_that_says_nothing_is_late_once() {
 #[test]
 fn an_agent_that_cannot_begin_is_no_fault_of_a_cable() {
     let full = ending(|id, _, _, say| {
-        let fault =
-            Fault { step: Step::Begin, why: "no threads".to_owned(), offset: None, late: false };
+        let fault = Fault::new(Step::Begin, "no threads".to_owned(), None, false);
         say(&Said::Failed { id, fault });
         true
     });

@@ -157,7 +157,7 @@ impl Agent {
 
     /// Gives an order, whose answers will be kept until [`Self::forget`].
     pub(super) fn give(&mut self, order: &Order) -> Result<(), AgentError> {
-        self.answers.insert(order.id(), VecDeque::new());
+        self.answers.entry(order.id()).or_default();
         let mut line = serde_json::to_vec(order).unwrap_or_default();
         line.push(b'\n');
         let written =

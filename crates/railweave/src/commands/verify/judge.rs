@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::plan::{FunctionRef, Rail};
+use cluster::plan::{Crossing, FunctionRef, Rail};
 use serde::{Deserialize, Serialize};
 
 use super::wire::{Fault, NetdevCount, Step};
@@ -96,6 +96,51 @@ pub(super) fn crossed(
         });
     }
     Ok(all)
+}
+
+/// The same for a queue pair: its packets may pass the netdev or only the RDMA device, and on a forwarded rail those of
+/// the hosts between pass neither, so only the ends are looked at there.
+///
+/// # Errors
+/// As [`crossed`].
+pub(super) fn crossed_by_pair(
+    rail: &Rail,
+    cables: &[String],
+    bytes: u64,
+    before: &Counts,
+    after: &Counts,
+) -> Result<Vec<Moved>, Doubt> {
+    let moved = |counts: &Counts, function: &FunctionRef| {
+        let found = counts.get(&function.rank)?.iter().find(|netdev| netdev.mac == function.mac)?;
+        Some((found.rx_bytes, found.tx_bytes, found.rdma_bytes?))
+    };
+    // Each function by the counters that moved more.
+    let mut seen = (before.clone(), after.clone());
+    for function in rail.crossings.iter().flat_map(|one| [&one.out, &one.into]) {
+        let (Some(then), Some(now)) = (moved(before, function), moved(after, function)) else {
+            continue;
+        };
+        let by_netdev = (now.0.saturating_sub(then.0)).min(now.1.saturating_sub(then.1));
+        let by_device = (now.2.0.saturating_sub(then.2.0)).min(now.2.1.saturating_sub(then.2.1));
+        if by_device <= by_netdev {
+            continue;
+        }
+        for (counts, (rx, tx)) in [(&mut seen.0, then.2), (&mut seen.1, now.2)] {
+            let netdevs = counts.get_mut(&function.rank).into_iter().flatten();
+            for netdev in netdevs.filter(|netdev| netdev.mac == function.mac) {
+                (netdev.rx_bytes, netdev.tx_bytes) = (rx, tx);
+            }
+        }
+    }
+    let ends = match (rail.crossings.first(), rail.crossings.last()) {
+        (Some(first), Some(last)) if rail.crossings.len() > 1 => {
+            let whole =
+                Crossing { cable: first.cable, out: first.out.clone(), into: last.into.clone() };
+            Rail { hops: rail.hops.clone(), crossings: vec![whole], tag: None }
+        }
+        _ => rail.clone(),
+    };
+    crossed(&ends, &[cables.join(", ")], bytes, &seen.0, &seen.1)
 }
 
 /// A function's netdev, and what it received and sent meanwhile.
@@ -201,7 +246,7 @@ pub(super) fn blame(reports: &[Report]) -> Option<Blame> {
     let weight = |(hop, fault): &(usize, &Fault)| {
         let class = match fault.step {
             Step::Compare => 0,
-            Step::Begin | Step::Listen | Step::Bind => 1,
+            Step::Begin | Step::Raise | Step::Listen | Step::Bind => 1,
             Step::Connect | Step::Greet => 2,
             Step::Send | Step::Receive => 3,
             Step::Await => 4,

@@ -14,6 +14,7 @@ fn counts(values: [[(u64, u64); 2]; 2]) -> Counts {
         name: format!("n{function}"),
         rx_bytes,
         tx_bytes,
+        rdma_bytes: None,
     };
     values
         .iter()
@@ -104,7 +105,7 @@ fn what_cannot_be_read_is_not_measured() {
 }
 
 fn fault(step: Step, late: bool) -> Report {
-    Report::Failed(Fault { step, why: format!("{step:?}"), offset: None, late })
+    Report::Failed(Fault::new(step, format!("{step:?}"), None, late))
 }
 
 #[test]

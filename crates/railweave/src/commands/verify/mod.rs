@@ -1,10 +1,15 @@
 //! `railweave verify`: proves each planned path with real bytes both ways, and says what was not proven.
 
 mod agent;
+mod blame_pair;
 mod coordinator;
+mod coverage;
 mod crew;
 mod judge;
 mod lost;
+mod pair;
+mod pairs;
+mod promote;
 mod proof;
 mod steps;
 #[cfg(test)]
@@ -16,6 +21,7 @@ mod wire;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
@@ -30,10 +36,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::room::open::{FileArg, PlanFlags, open, rank_of};
 use super::room::stop::on_signal;
 use super::{CommandError, CommandResult, FAILED, print};
-use crate::settings::{Bytes, Field as _, Valid, show_bytes};
+use crate::settings::{Bytes, Field as _, Layers, Valid, show_bytes};
 use coordinator::{Coordinator, Seat};
+use coverage::Over;
 use crew::Agent;
 use lost::Lost;
+use pairs::Choice;
+use promote::promote;
 use proof::{HostProof, Outcome, Proof, RailProof, now};
 use steps::Item;
 use track::{cables, hosts};
@@ -74,6 +83,12 @@ pub struct VerifyArgs {
     /// How long one rail may take
     #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = limit)]
     limit: Duration,
+    /// What carries the bytes
+    #[arg(long, value_enum, default_value = "auto", value_name = "TRANSPORT")]
+    transport: Choice,
+    /// Rank 0 of a group that serves, by its metrics address: it is told which forwarded rails are proven again
+    #[arg(long, value_name = "IP:PORT", value_delimiter = ',')]
+    server: Vec<SocketAddr>,
     /// The railweave to run on hosts reached by SSH
     #[arg(long, default_value = "railweave", value_name = "PATH")]
     remote_binary: String,
@@ -105,7 +120,7 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
     // A signal ends the agents: their standard input closes with this process.
     on_signal()?;
     let items = steps::items(&plan, &only);
-    let agents = start(&file, &items, &args.remote_binary);
+    let agents = start(&file, &items, args.transport, &args.remote_binary);
     let mut coordinator = Coordinator::new(&plan, agents, args.bytes, args.limit, random);
     let mut boots = boots(&file, &coordinator);
     let kept: Vec<RailProof> = earlier
@@ -130,6 +145,7 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
             rail: None,
             cables: Vec::new(),
             unix_seconds: now(),
+            coverage: None,
             outcome: Outcome::NotProven { r#where: None, why },
         }
     }));
@@ -141,7 +157,7 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
         }
         let (hosts, cables) = (hosts(&plan, item), cables(&plan, item));
         bar.set_message(format!("{} rail {}", hosts.join(" > "), item.number));
-        let outcome = coordinator.prove(item);
+        let (outcome, coverage) = coordinator.prove_over(item, args.transport);
         results.push(RailProof {
             from: item.path.from,
             to: item.path.to,
@@ -150,6 +166,7 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
             rail: Some(item.number),
             cables,
             unix_seconds: now(),
+            coverage: Some(coverage),
             outcome,
         });
         bar.inc(1);
@@ -160,7 +177,12 @@ pub(crate) fn run(args: VerifyArgs) -> CommandResult {
     for host in &mut boots {
         host.lost = lost.remove(&host.rank);
     }
-    let proof = Proof::new(&plan.digest, args.bytes, began.elapsed(), boots, results);
+    let mut proof = Proof::new(&plan.digest, args.bytes, began.elapsed(), boots, results);
+    let is_forwarded = |one: &RailProof| one.kind == PathKind::Forwarded && one.outcome.is_proven();
+    if proof.results.iter().any(is_forwarded) {
+        let settings = Layers::of_process(None, Vec::new()).resolve()?.settings;
+        proof.promotion = promote(&file, &args.server, &settings);
+    }
     let document = serde_json::to_string_pretty(&proof)
         .map_err(|error| CommandError::Failed(format!("cannot write JSON: {error}")))?;
     if let Some(path) = &args.out {
@@ -204,10 +226,15 @@ fn pairs(texts: &[String], file: &ClusterFile) -> Result<Vec<(usize, usize)>, Co
 }
 
 /// Starts an agent on every host that a rail to prove visits, all at once.
-fn start(file: &ClusterFile, items: &[Item<'_>], remote_binary: &str) -> BTreeMap<usize, Seat> {
+fn start(
+    file: &ClusterFile,
+    items: &[Item<'_>],
+    transport: Choice,
+    remote_binary: &str,
+) -> BTreeMap<usize, Seat> {
     let needed: BTreeSet<usize> = items
         .iter()
-        .filter(|item| item.path.kind != PathKind::Forwarded)
+        .filter(|item| transport != Choice::Tcp || item.path.kind != PathKind::Forwarded)
         .flat_map(|item| item.rail.hops.iter().copied())
         .collect();
     thread::scope(|scope| {
@@ -324,9 +351,14 @@ fn text(proof: &Proof, out: Option<&Path>) -> String {
         };
         let rail = result.rail.map_or("-".to_owned(), |rail| rail.to_string());
         let head = format!("{:width$}  {kind:9}  rail {rail}", way(result));
+        let over = match result.coverage.as_ref().map(|coverage| coverage.transport) {
+            Some(Over::Verbs) => " over verbs",
+            Some(Over::Tcp) => " over tcp",
+            None => "",
+        };
         match &result.outcome {
             Outcome::Proven { there, back, .. } => text.push_str(&format!(
-                "{head}  proven      {} there in {:.1} ms, back in {:.1} ms\n",
+                "{head}  proven      {} there{over} in {:.1} ms, back in {:.1} ms\n",
                 show_bytes(there.bytes),
                 there.seconds * 1e3,
                 back.seconds * 1e3
@@ -342,6 +374,7 @@ fn text(proof: &Proof, out: Option<&Path>) -> String {
             }
         }
     }
+    text.push_str(&covered(proof));
     text.push_str(&left);
     for cable in failed_cables {
         text.push_str(&format!("\nfailed: cable {cable}\n"));
@@ -353,15 +386,38 @@ fn text(proof: &Proof, out: Option<&Path>) -> String {
         ));
     }
     text.push_str(&format!(
-        "\n{} proven, {} failed, {} not proven; {} each way over TCP, in {:.1} s\n",
+        "\n{} proven, {} failed, {} not proven; {} each way, in {:.1} s\n",
         proof.proven,
         proof.failed,
         proof.not_proven,
         show_bytes(proof.bytes),
         proof.seconds
     ));
+    if let Some(promotion) = &proof.promotion {
+        text.push_str(&format!("group at {}: {}\n", promotion.server, promotion.said));
+    }
     if let Some(path) = out {
         text.push_str(&format!("wrote the proof to {}\n", path.display()));
+    }
+    text
+}
+
+/// What covered each forwarded rail, and why some rails were not carried by verbs, each reason once.
+fn covered(proof: &Proof) -> String {
+    let mut text = String::new();
+    let mut reasons = BTreeSet::new();
+    for result in &proof.results {
+        let Some(coverage) = &result.coverage else { continue };
+        reasons.extend(coverage.why.as_ref());
+        let lines = coverage.queue_pair.as_ref().map(|pair| pair.lines()).unwrap_or_default();
+        if !lines.is_empty() {
+            let rail = result.rail.map_or("-".to_owned(), |rail| rail.to_string());
+            text.push_str(&format!("\n{} rail {rail}\n", result.hosts.join(" > ")));
+            lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+        }
+    }
+    for why in reasons {
+        text.push_str(&format!("\nover tcp: {why}\n"));
     }
     text
 }
@@ -383,6 +439,7 @@ mod tests {
             rail: Some(0),
             cables: vec![format!("h0.p0–h{to}.p1")],
             unix_seconds: 5,
+            coverage: None,
             outcome,
         }
     }

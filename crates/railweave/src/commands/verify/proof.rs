@@ -5,8 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cluster::plan::PathKind;
 use serde::{Deserialize, Serialize};
 
+use super::coverage::Coverage;
 use super::judge::Moved;
 use super::lost::Lost;
+use super::promote::Promotion;
 
 /// Version of the shape of a proof.
 pub(super) const PROOF_SCHEMA: &str = "railweave-proof/1";
@@ -88,6 +90,9 @@ pub(super) struct RailProof {
     pub(super) cables: Vec<String>,
     /// When it was looked at, in seconds since 1970.
     pub(super) unix_seconds: u64,
+    /// What carried the bytes, and what covered them on the way; none where nothing was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) coverage: Option<Coverage>,
     /// What came out.
     #[serde(flatten)]
     pub(super) outcome: Outcome,
@@ -137,6 +142,9 @@ pub(super) struct Proof {
     pub(super) failed: usize,
     /// How many are neither.
     pub(super) not_proven: usize,
+    /// What a group that serves said about taking forwarded rails back; none if none was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) promotion: Option<Promotion>,
 }
 
 impl Proof {
@@ -167,6 +175,7 @@ impl Proof {
             failed,
             not_proven: results.len() - proven - failed,
             results,
+            promotion: None,
         }
     }
 
@@ -254,6 +263,7 @@ mod tests {
             rail: Some(0),
             cables: vec![format!("h0.p0–h{to}.p1")],
             unix_seconds: 5,
+            coverage: None,
             outcome,
         }
     }

@@ -76,6 +76,11 @@ pub(super) fn obstacle(item: Item<'_>, known: &Known) -> Option<Obstacle> {
             "needs verbs: NICs pass on RDMA packets only, which TCP cannot show".to_owned(),
         ));
     }
+    flaw(item, known)
+}
+
+/// Why a rail is not tried, whatever would carry its bytes; none if it is.
+pub(super) fn flaw(item: Item<'_>, known: &Known) -> Option<Obstacle> {
     let crossings = &item.rail.crossings;
     if crossings.is_empty() || crossings.len() + 1 != item.rail.hops.len() {
         return Some(Obstacle::NotProven("the plan gives this rail no cables".to_owned()));

@@ -83,7 +83,7 @@ impl<'a> Track<'a> {
         let place = place.unwrap_or_else(|| self.place(blame.crossing));
         let next = match blame.step {
             // Its agent could not begin.
-            Step::Begin => {
+            Step::Begin | Step::Raise => {
                 return Outcome::NotProven { r#where: Some(who), why: blame.why };
             }
             Step::Bind | Step::Listen => {

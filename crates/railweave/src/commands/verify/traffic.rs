@@ -38,11 +38,11 @@ impl Deadline {
     }
 
     /// What is left; never zero, which sockets take for "for ever".
-    fn left(self) -> Duration {
+    pub(super) fn left(self) -> Duration {
         self.at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
     }
 
-    fn is_over(self) -> bool {
+    pub(super) fn is_over(self) -> bool {
         Instant::now() >= self.at
     }
 
@@ -53,7 +53,7 @@ impl Deadline {
         } else {
             error.to_string()
         };
-        Fault { step, why, offset, late }
+        Fault::new(step, why, offset, late)
     }
 }
 
@@ -70,11 +70,8 @@ pub(super) fn listen(address: Ipv4Addr) -> Result<(TcpListener, u16), Fault> {
         let port = listener.local_addr()?.port();
         Ok((listener, port))
     };
-    open().map_err(|error: io::Error| Fault {
-        step: Step::Listen,
-        why: format!("cannot listen at {address}: {error}"),
-        offset: None,
-        late: false,
+    open().map_err(|error: io::Error| {
+        Fault::new(Step::Listen, format!("cannot listen at {address}: {error}"), None, false)
     })
 }
 
@@ -97,12 +94,8 @@ pub(super) fn accept(
     }
     let whom =
         if strangers > 0 { format!(", but {strangers} without the secret") } else { String::new() };
-    Err(Fault {
-        step: Step::Await,
-        why: format!("nobody called within {} s{whom}", deadline.limit.as_secs_f64()),
-        offset: None,
-        late: true,
-    })
+    let why = format!("nobody called within {} s{whom}", deadline.limit.as_secs_f64());
+    Err(Fault::new(Step::Await, why, None, true))
 }
 
 fn greet_caller(mut stream: TcpStream, terms: &Terms, deadline: Deadline) -> io::Result<TcpStream> {
@@ -316,7 +309,7 @@ fn receive(
         match read {
             Ok(0) => {
                 let why = "the other end closed the connection".to_owned();
-                return Err(Fault { step: Step::Receive, why, offset: at, late: false });
+                return Err(Fault::new(Step::Receive, why, at, false));
             }
             Ok(count) => filled += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -342,7 +335,13 @@ fn send(
         .map_err(|error| deadline.fault(Step::Send, &error, Some(offset)))
 }
 
-fn compare(seed: u64, offset: u64, chunk: &[u8], expected: &mut [u8]) -> Result<(), Fault> {
+/// Compares a chunk with the pattern, for which `expected` has room.
+pub(super) fn compare(
+    seed: u64,
+    offset: u64,
+    chunk: &[u8],
+    expected: &mut [u8],
+) -> Result<(), Fault> {
     Pattern(seed).fill(offset, expected);
     if chunk == expected {
         return Ok(());
@@ -354,7 +353,7 @@ fn compare(seed: u64, offset: u64, chunk: &[u8], expected: &mut [u8]) -> Result<
         Some((index, (seen, right))) => {
             let at = offset + index as u64;
             let why = format!("byte {at} arrived as {seen:#04x} and was sent as {right:#04x}");
-            Err(Fault { step: Step::Compare, why, offset: Some(at), late: false })
+            Err(Fault::new(Step::Compare, why, Some(at), false))
         }
     }
 }

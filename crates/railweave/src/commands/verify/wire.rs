@@ -6,9 +6,10 @@ use cluster::address::Mac;
 use serde::{Deserialize, Serialize};
 
 use super::lost::beginning;
+use crate::rule_hits::RulesState;
 
 /// Version of the lines. Both ends must have the same.
-pub(super) const AGENT_SCHEMA: &str = "railweave-agent/1";
+pub(super) const AGENT_SCHEMA: &str = "railweave-agent/2";
 /// Longest line either end reads.
 pub(super) const LINE_BYTES_MAX: u64 = 256 << 10;
 /// Bytes that are made, compared and passed on at a time.
@@ -44,6 +45,49 @@ pub(super) struct Call {
     pub(super) to: SocketAddrV4,
 }
 
+/// How packets of a forwarded rail are told from others, and how many may be under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Passed {
+    /// Flow label of the queue pair.
+    pub(super) flow_label: u32,
+    /// The UDP source port that the markers match, if they go by it.
+    pub(super) source_port: Option<u16>,
+    /// Most bytes that may be posted and not completed.
+    pub(super) window_bytes: u64,
+}
+
+/// One end of a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PairEnd {
+    /// It sends first; the other one compares and sends back.
+    pub(super) near: bool,
+    /// Its rank.
+    pub(super) rank: usize,
+    /// The rank at the other end.
+    pub(super) peer: usize,
+    /// The rail.
+    pub(super) rail: usize,
+    /// The own address: the RDMA device that carries it is used.
+    pub(super) address: Ipv4Addr,
+    /// For a forwarded rail.
+    pub(super) passed: Option<Passed>,
+}
+
+/// What an end of a queue pair is told once it is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "word", rename_all = "kebab-case")]
+pub(super) enum Word {
+    /// What the other end told about itself.
+    Connect {
+        /// As it told it.
+        blob: Vec<u8>,
+    },
+    /// Both are connected: bytes may go.
+    Go,
+    /// Nobody needs it any more.
+    Close,
+}
+
 /// What the coordinator asks an agent for. Answers carry the same id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
@@ -73,6 +117,27 @@ pub(super) enum Order {
         /// What was agreed.
         terms: Terms,
     },
+    /// Tell what passes packets on here and what marks them.
+    Rules {
+        /// Its number.
+        id: u64,
+    },
+    /// Make an end of a queue pair, and be it until told to close.
+    Pair {
+        /// Its number.
+        id: u64,
+        /// Which end.
+        end: PairEnd,
+        /// What was agreed.
+        terms: Terms,
+    },
+    /// A word to the end of a queue pair that the order with this number made.
+    Tell {
+        /// That order's number.
+        id: u64,
+        /// The word.
+        word: Word,
+    },
     /// Be the near end: call, send, and compare what comes back.
     Send {
         /// Its number.
@@ -89,6 +154,9 @@ impl Order {
     pub(super) fn id(&self) -> u64 {
         match self {
             Self::Counters { id }
+            | Self::Rules { id }
+            | Self::Pair { id, .. }
+            | Self::Tell { id, .. }
             | Self::Listen { id, .. }
             | Self::Relay { id, .. }
             | Self::Send { id, .. } => *id,
@@ -123,6 +191,34 @@ pub(super) enum Said {
         /// The TCP port.
         port: u16,
     },
+    /// What passes packets on and what marks them.
+    Rules {
+        /// The order's number.
+        id: u64,
+        /// The state.
+        state: Box<RulesState>,
+    },
+    /// The end of the queue pair is made.
+    Made {
+        /// The order's number.
+        id: u64,
+        /// What the other end needs to connect; whoever has it can write into this end's memory.
+        blob: Vec<u8>,
+        /// The RDMA device.
+        device: String,
+    },
+    /// There are no RDMA devices for it here.
+    NoVerbs {
+        /// The order's number.
+        id: u64,
+        /// Why.
+        why: String,
+    },
+    /// The end is connected.
+    Connected {
+        /// The order's number.
+        id: u64,
+    },
     /// It went well: all bytes arrived, and were what they should be.
     Done {
         /// The order's number.
@@ -155,7 +251,10 @@ impl Said {
                 netdevs.iter_mut().for_each(|netdev| clean(&mut netdev.name));
             }
             Self::Failed { fault, .. } => clean(&mut fault.why),
-            Self::Listening { .. } | Self::Done { .. } => {}
+            Self::NoVerbs { why, .. } => clean(why),
+            Self::Made { device, .. } => clean(device),
+            Self::Rules { state, .. } => state.clean(beginning),
+            Self::Listening { .. } | Self::Connected { .. } | Self::Done { .. } => {}
         }
         self
     }
@@ -165,6 +264,10 @@ impl Said {
         match self {
             Self::Here { .. } => None,
             Self::Counters { id, .. }
+            | Self::Rules { id, .. }
+            | Self::Made { id, .. }
+            | Self::NoVerbs { id, .. }
+            | Self::Connected { id }
             | Self::Listening { id, .. }
             | Self::Done { id, .. }
             | Self::Failed { id, .. } => Some(*id),
@@ -183,6 +286,10 @@ pub(super) struct NetdevCount {
     pub(super) rx_bytes: u64,
     /// Bytes sent since boot.
     pub(super) tx_bytes: u64,
+    /// The same by the counters of its RDMA device, received and sent, where it has them: a NIC's own packets do not
+    /// pass the netdev.
+    #[serde(default)]
+    pub(super) rdma_bytes: Option<(u64, u64)>,
 }
 
 /// How far an end got.
@@ -195,6 +302,8 @@ pub(super) enum Step {
     Listen,
     /// Awaiting the caller.
     Await,
+    /// Making an end of a queue pair, or connecting it.
+    Raise,
     /// Calling from the own address.
     Bind,
     /// Calling the other one.
@@ -220,6 +329,16 @@ pub(super) struct Fault {
     pub(super) offset: Option<u64>,
     /// The deadline passed.
     pub(super) late: bool,
+    /// The status of the work completion that told it, if one did.
+    #[serde(default)]
+    pub(super) status: Option<u32>,
+}
+
+impl Fault {
+    /// Without a work completion.
+    pub(super) fn new(step: Step, why: String, offset: Option<u64>, late: bool) -> Self {
+        Self { step, why, offset, late, status: None }
+    }
 }
 
 /// A pseudo-random pattern: any part of it can be made from its place alone.

@@ -385,9 +385,14 @@ struct Distant {
     again: VecDeque<u32>,
     next: u32,
     taken: Vec<u32>,
+    /// Ends that are down, by place and rail.
+    down: [[bool; 2]; 2],
+    made_again: u32,
 }
 
 const WRITES: u32 = 60;
+/// The ends of a rail between ranks 0 and 2.
+const ENDS: [(usize, usize); 2] = [(0, 2), (2, 0)];
 
 impl Distant {
     fn len(number: u32) -> u64 {
@@ -416,6 +421,11 @@ impl Distant {
     }
 
     fn events(&mut self) {
+        for event in std::mem::take(&mut self.bed.events[1]) {
+            if let Event::RailDown { rail, .. } = event {
+                assert!(!std::mem::replace(&mut self.down[1][rail], true), "told twice");
+            }
+        }
         for event in std::mem::take(&mut self.bed.events[0]) {
             match event {
                 Event::Done { rail, .. } => {
@@ -425,11 +435,42 @@ impl Distant {
                     self.bed.regions[0].write(write.body.offset, &freed).unwrap();
                 }
                 Event::RailDown { rail, .. } => {
+                    assert!(!std::mem::replace(&mut self.down[0][rail], true), "told twice");
                     self.again.extend(self.outstanding[rail].drain(..));
                     self.bed.world.inject(Fault::Resume { end: (0, 2, rail) });
                 }
             }
         }
+    }
+
+    /// Has a rail that is down at both ends repaired and made again.
+    fn make_again(&mut self, rng: &mut Rng, rail: usize) -> Result<(), String> {
+        let mut told = Vec::new();
+        for (place, (rank, peer)) in ENDS.into_iter().enumerate() {
+            let end = (rank, peer, rail);
+            let slot = rng.below(8) as u8;
+            for repair in [
+                Fault::Mend { end },
+                Fault::Lose { end, permille: 0 },
+                Fault::Back { end },
+                Fault::MoveGid { end, slot },
+            ] {
+                self.bed.world.inject(repair);
+            }
+            // The port's events are taken first.
+            self.bed.tick();
+            let device = &mut self.bed.devices[place];
+            if rng.once_in(3) {
+                device.remake(peer, rail).ok_or("not offered")?;
+            }
+            told.push(device.remake(peer, rail).ok_or("not offered")?);
+        }
+        for (place, (_, peer)) in ENDS.into_iter().enumerate() {
+            self.bed.devices[place].reconnect(peer, rail, &told[1 - place])?;
+            self.down[place][rail] = false;
+        }
+        self.made_again += 1;
+        Ok(())
     }
 
     fn take(&mut self, seed: u64) {
@@ -451,6 +492,7 @@ impl Distant {
 
 #[test]
 fn forwarded_rails_stay_within_their_windows_and_lose_nothing() {
+    let (mut made_again, mut alone_in) = (0, 0);
     each_seed(300, |seed| {
         let mut rng = Rng::new(seed);
         let weather = weather(seed, &mut rng, None);
@@ -466,20 +508,37 @@ fn forwarded_rails_stay_within_their_windows_and_lose_nothing() {
             again: none(),
             next: 0,
             taken: vec![0; WRITES as usize],
+            down: [[false; 2]; 2],
+            made_again: 0,
         };
         for number in 0..WRITES {
             let write = Distant::write(number);
             let bytes = pattern(number.into(), write.body.len);
             run.bed.regions[0].write(write.body.offset, &bytes).unwrap();
         }
-        if rng.once_in(2) {
-            let (end, after) = ([(0, 2, 0), (2, 0, 0)][rng.index(2)], rng.up_to(MILLI));
-            let faults = failure(&mut rng, end);
-            faults.iter().for_each(|&fault| run.bed.world.inject_after(after, fault));
-        }
+        // The rail that a fault is under way for.
+        let mut failing = None;
+        let mut failures = rng.below(5);
+        let mut alone = 0;
         let mut quiet = 0;
         while quiet < 3000 {
             let rail = rng.index(2);
+            if failing.is_none() && failures > 0 && rng.once_in(30) {
+                failures -= 1;
+                let rail = rng.index(2);
+                failing = Some(rail);
+                let (rank, peer) = ENDS[rng.index(2)];
+                let faults = failure(&mut rng, (rank, peer, rail));
+                if faults.is_empty() {
+                    run.bed.devices[rank / 2].cut(peer, rail);
+                }
+                faults.iter().for_each(|&fault| run.bed.world.inject(fault));
+            }
+            if run.down.iter().all(|down| down[rail]) && rng.once_in(10) {
+                run.make_again(&mut rng, rail).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+                failing = failing.filter(|&failed| failed != rail);
+            }
+            alone += u32::from(run.down.iter().any(|down| down[0] && down[1]));
             if let Some(&number) = run.again.front() {
                 if run.post(number, rail) {
                     run.again.pop_front();
@@ -495,11 +554,20 @@ fn forwarded_rails_stay_within_their_windows_and_lose_nothing() {
             let time = run.bed.world.now();
             assert!(time < Duration::from_secs(60), "seed {seed}: it does not end");
         }
-        assert_eq!(run.taken, [1; WRITES as usize], "seed {seed}");
+        // While no rail is left, nobody can say what had landed.
+        if alone == 0 {
+            assert_eq!(run.taken, [1; WRITES as usize], "seed {seed}");
+        } else {
+            assert!(run.taken.iter().all(|&count| count > 0), "seed {seed}: {:?}", run.taken);
+        }
+        alone_in += u32::from(alone > 0);
         for rail in 0..2 {
             let most = run.bed.world.most_on_their_way(0, 2, rail);
             assert!(most <= window_bytes, "seed {seed}: {most} of {window_bytes} on their way");
         }
         assert_eq!(run.bed.world.counters().refused, 0, "seed {seed}");
+        made_again += run.made_again;
     });
+    assert!(alone_in * 4 < made_again, "{alone_in} seeds lost both rails");
+    assert!(made_again > 0, "no rail was made again");
 }
