@@ -81,6 +81,9 @@ pub struct Write {
     pub wake: Wake,
     /// Position among all writes of this rank to this peer, over all rails. It wraps.
     pub number: u32,
+    /// It has no number and is never posted again: a proof on a rail that was made anew, which
+    /// must neither land over another rail nor leave a gap among the numbers if it is lost.
+    pub unnumbered: bool,
 }
 
 impl Write {
