@@ -81,6 +81,9 @@ pub struct Write {
     pub wake: Wake,
     /// Position among all writes of this rank to this peer, over all rails. It wraps.
     pub number: u32,
+    /// It has no number and is never posted again: a proof on a rail that was made anew, which
+    /// must neither land over another rail nor leave a gap among the numbers if it is lost.
+    pub unnumbered: bool,
 }
 
 impl Write {
@@ -228,10 +231,10 @@ pub trait Device: Send {
         None
     }
 
-    /// Connects a queue pair that was made anew with what the peer told of its end.
+    /// Connects what [`remake`](Self::remake) made with what it answered at the peer.
     ///
     /// # Errors
-    /// Why not, in one line.
+    /// Why not, in one line; the rail stays down.
     fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
         let _ = (peer, rail, told);
         Err("this transport makes no rail anew".to_owned())

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use fabric::auth::Token;
 use fabric::verbs::{
-    VerbsCause, VerbsDevice, VerbsEnd, VerbsEnds, VerbsNeighbour, VerbsSettings, VerbsSetup,
+    Forwarded, VerbsCause, VerbsDevice, VerbsEnd, VerbsEnds, VerbsError, VerbsNeighbour,
+    VerbsSettings, VerbsSetup,
 };
 use fabric::{
     Channel, DataAddresses, Device, EndpointSettings, Event, FIRST_VALUE, Fabric, FlagWrite,
-    Posted, Put, RailFault, Region, Shape, Sizes, Span, Topology, Transport, Waiting, Wiring,
-    WiringSettings, Write,
+    PostError, Posted, Put, RailFault, Region, Shape, Sizes, Span, Topology, Transport, Waiting,
+    Wiring, WiringSettings, Write,
 };
 
 const REGION: u64 = 1 << 20;
@@ -387,4 +388,106 @@ fn a_link_taken_down_under_load_fails_its_rail() {
     assert_eq!(cause, VerbsCause::PortDown);
     assert_eq!(devices[0].post(1, 1, &write(number + 1)), Ok(Posted::Pending));
     poll_until(&mut devices, |events| !events[0].is_empty());
+}
+
+/// A path from h0 to h2 by way of h1, whose devices pass packets of the tag port on.
+struct Forwarding;
+
+const TAG_PORT: u16 = 65535;
+/// Netdev and address of each end.
+const FAR: [(&str, &str); 2] = [("h0p0f0", "10.10.0.1"), ("h2p1f0", "10.10.2.2")];
+
+fn tc(words: &str) {
+    let status = Command::new("tc").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "tc {words}");
+}
+
+fn mac(netdev: &str) -> String {
+    let file = format!("/sys/class/net/{netdev}/address");
+    std::fs::read_to_string(file).unwrap().trim().to_owned()
+}
+
+impl Forwarding {
+    fn new() -> Self {
+        ip("route add 10.10.2.2/32 via 10.10.0.2 dev h0p0f0 src 10.10.0.1");
+        ip("route add 10.10.0.1/32 via 10.10.2.1 dev h2p1f0 src 10.10.2.2");
+        let it = Self;
+        for (ingress, out, to) in [("h1p1f0", "h1p0f0", FAR[1]), ("h1p0f0", "h1p1f0", FAR[0])] {
+            let (own, far) = (mac(out), mac(to.0));
+            let address = to.1;
+            tc(&format!("qdisc add dev {ingress} clsact"));
+            tc(&format!(
+                "filter add dev {ingress} ingress protocol ip flower ip_proto udp dst_port 4791 \
+                 src_port {TAG_PORT} dst_ip {address} action pedit ex munge eth dst set {far} \
+                 munge eth src set {own} pipe action mirred egress redirect dev {out}"
+            ));
+        }
+        it
+    }
+}
+
+impl Drop for Forwarding {
+    fn drop(&mut self) {
+        for words in ["qdisc del dev h1p1f0 clsact", "qdisc del dev h1p0f0 clsact"] {
+            let _ = Command::new("tc").args(words.split(' ')).status();
+        }
+        for words in [
+            "route del 10.10.2.2/32 via 10.10.0.2 dev h0p0f0",
+            "route del 10.10.0.1/32 via 10.10.2.1 dev h2p1f0",
+        ] {
+            let _ = Command::new("ip").args(words.split(' ')).status();
+        }
+    }
+}
+
+/// Ranks 0 and 1 on h0 and h2, with one forwarded rail.
+fn forwarded_ranks(
+    forwarded: Forwarded,
+) -> Result<(Vec<VerbsDevice>, Vec<Arc<Region>>), VerbsError> {
+    let regions: Vec<_> = (0..2).map(|_| Arc::new(Region::private(REGION).unwrap())).collect();
+    let prepare = |rank: usize| {
+        let address = FAR[rank].1.parse().unwrap();
+        let ends = vec![VerbsEnd { rail: 0, address, forwarded: Some(forwarded) }];
+        let neighbours = vec![VerbsNeighbour { rank: 1 - rank, ends }];
+        let region = Arc::clone(&regions[rank]);
+        let settings = VerbsSettings::default();
+        VerbsEnds::prepare(VerbsSetup { rank, neighbours, region, settings })
+    };
+    let ends = [prepare(0)?, prepare(1)?];
+    let blobs = [ends[0].blob(), ends[1].blob()];
+    let mut devices = Vec::new();
+    for ends in ends {
+        devices.push(ends.connect(&blobs)?.0);
+    }
+    Ok((devices, regions))
+}
+
+#[test]
+#[ignore = "needs an RDMA device: lab/roce suite"]
+fn a_forwarded_rail_carries_bytes_within_its_window_from_the_tag_port() {
+    let _forwarding = Forwarding::new();
+    let forwarded =
+        Forwarded { flow_label: 16383, source_port: Some(TAG_PORT), window_bytes: 16 << 10 };
+    let (mut devices, regions) = forwarded_ranks(forwarded).unwrap();
+    assert_eq!(devices[0].write_bytes_max(1, 0), 8 << 10);
+    let (mut number, mut done) = (0, 0);
+    while done < 40 {
+        let before = number;
+        while devices[0].post(1, 0, &write(number + 1)) == Ok(Posted::Pending) {
+            number += 1;
+        }
+        let full = devices[0].post(1, 0, &write(number + 1));
+        assert_eq!(full, Err(PostError::Full), "after {number} writes");
+        assert_eq!(number - done, 4, "the window has 16 KiB, and was filled from {before}");
+        let events = poll_until(&mut devices, |events| !events[0].is_empty());
+        assert!(down(&events[0], 0).is_none(), "{events:?}");
+        done += events[0].len() as u32;
+    }
+    assert!(regions[1].flag(FLAG).unwrap().load(Ordering::Acquire) >= 40);
+    // A label that gives another port is found before a packet leaves.
+    let wrong = Forwarded { flow_label: 0x12345, ..forwarded };
+    let (mut devices, _regions) = forwarded_ranks(wrong).unwrap();
+    let events = poll_until(&mut devices, |events| !events[0].is_empty());
+    let why = down(&events[0], 0).unwrap().to_string();
+    assert!(why.contains("source port 58177") && why.contains("tag port 65535"), "{why}");
 }

@@ -8,6 +8,8 @@ mod member;
 mod paths;
 pub mod patience;
 mod pulse;
+mod remake;
+mod remaker;
 pub mod rendezvous;
 mod telemetry;
 #[cfg(feature = "testing")]

@@ -530,7 +530,7 @@ impl Member {
         let collectives =
             Collectives::new(Arc::clone(&fabric), watch, self.options.table, FIRST_SEQUENCE);
         let (telemetry, demotions) = (self.telemetry.clone(), self.demotions());
-        let pulse = Pulse::start(fabric, Arc::clone(&control), beacon, telemetry, demotions)
+        let pulse = Pulse::start(epoch, fabric, Arc::clone(&control), beacon, telemetry, demotions)
             .map_err(|source| FormError::Thread { rank, source })?;
         self.telemetry.formed(epoch, members.len());
         let telemetry = self.telemetry.clone();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::{DistantRail, Fabric, MAX_RAILS, Notice, PathKind, RailFault};
 
@@ -12,6 +12,7 @@ use crate::beacon::{BEACON_BYTES, Beacon, BeaconCell};
 use crate::control::mesh::Control;
 use crate::control::view::LinkReport;
 use crate::paths::Demotions;
+use crate::remaker::Remaker;
 use crate::telemetry::Telemetry;
 use crate::verdict::Reason;
 
@@ -26,6 +27,7 @@ pub(crate) struct Pulse {
 
 impl Pulse {
     pub(crate) fn start(
+        epoch: u32,
         fabric: Arc<Fabric>,
         control: Arc<Control>,
         beacon: Arc<BeaconCell>,
@@ -34,7 +36,8 @@ impl Pulse {
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let counted = [[0; MAX_RAILS]; 3];
-        let mut beat = Beat { fabric, control, beacon, telemetry, demotions, counted };
+        let remaker = Remaker::new(fabric.rank(), epoch);
+        let mut beat = Beat { fabric, control, beacon, telemetry, demotions, counted, remaker };
         let thread = std::thread::Builder::new()
             .name(format!("pulse-{}", beat.fabric.rank()))
             .spawn(move || beat.run(&stopped))?;
@@ -59,6 +62,7 @@ struct Beat {
     telemetry: Telemetry,
     demotions: Arc<Demotions>,
     counted: [[u64; MAX_RAILS]; 3],
+    remaker: Remaker,
 }
 
 impl Beat {
@@ -68,6 +72,7 @@ impl Beat {
             self.tell_beacon();
             self.hear_beacons();
             self.pass_notices();
+            self.make_rails_again();
             self.look_at_relays();
             self.count_bytes();
         }
@@ -100,13 +105,26 @@ impl Beat {
         }
     }
 
-    fn pass_notices(&self) {
+    fn make_rails_again(&mut self) {
+        let heard = self.control.take_rail_messages();
+        if self.control.failed() {
+            return self.remaker.end();
+        }
+        let mut outbox = Vec::new();
+        self.remaker.turn(self.control.now(), &self.fabric, heard, &mut outbox);
+        for (peer, message) in outbox {
+            self.control.send_rail(peer, message);
+        }
+    }
+
+    fn pass_notices(&mut self) {
         for notice in self.fabric.take_notices() {
             match notice {
                 Notice::RailDown { peer, rail, fault } => {
                     let left =
                         self.fabric.look_at_endpoint(|endpoint| endpoint.working_rails(peer));
                     self.telemetry.rail_down(peer, rail);
+                    self.remaker.down(self.control.now(), peer, rail);
                     let rank = self.fabric.rank();
                     // A rail that this rank or the other end took down has not failed.
                     let failed = !matches!(fault, RailFault::PeerClosed | RailFault::Cut);
@@ -135,7 +153,16 @@ impl Beat {
                         self.control.propose(Reason::LinkDown { report });
                     }
                 }
-                Notice::RailUp { peer, rail } => tracing::warn!(peer, rail, "a rail is back"),
+                Notice::RailUp { peer, rail } => {
+                    let now = Instant::now();
+                    self.telemetry.rail_up(now, peer, rail);
+                    if let Some(back) = self.remaker.up(self.control.now(), peer, rail) {
+                        let (after_s, attempt) = (back.after.as_secs_f64(), back.attempt);
+                        tracing::warn!(
+                            "rail {rail} to rank {peer} is back after {after_s:.1} s, attempt {attempt}"
+                        );
+                    }
+                }
                 // Told above with the last rail.
                 Notice::LinkDown(_) => {}
                 Notice::BadChunk(error) => {

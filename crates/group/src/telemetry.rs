@@ -79,6 +79,11 @@ impl Telemetry {
         }
     }
 
+    pub(crate) fn rail_up(&self, at: Instant, peer: usize, rail: usize) {
+        let (peer, rail) = (peer as u32, rail as u32);
+        self.record(at, Event::RailUp { peer, rail });
+    }
+
     pub(crate) fn record(&self, at: Instant, event: Event) {
         if let Some(recorder) = &self.recorder {
             recorder.record_at(at, event);

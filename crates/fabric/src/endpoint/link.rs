@@ -112,6 +112,7 @@ impl Link {
         owner: Owner,
     ) -> Submitted {
         write.number = self.next_number;
+        write.unnumbered = self.rails[rail].on_trial;
         let submitted = match device.post(peer, rail, &write) {
             Ok(Posted::Done) => Submitted::Done,
             Ok(Posted::Pending) => {
@@ -121,7 +122,9 @@ impl Link {
             // A rail that is down without a word yet: its event comes first.
             Err(PostError::Full | PostError::Down) => return Submitted::Full,
         };
-        self.next_number = self.next_number.wrapping_add(1);
+        if !self.rails[rail].on_trial {
+            self.next_number = self.next_number.wrapping_add(1);
+        }
         submitted
     }
 
@@ -174,7 +177,7 @@ impl Link {
         failed.on_trial = false;
         failed.fault = Some(fault);
         if !was_in_service {
-            // Nothing but proofs was on it, and they are made anew.
+            // Nothing but proofs was on it, which have no numbers and are made anew.
             failed.outstanding.clear();
             return false;
         }
@@ -192,6 +195,15 @@ impl Link {
 
     pub(super) fn has_reposts(&self) -> bool {
         !self.reposts.is_empty()
+    }
+
+    /// True when something waits that only progress moves.
+    pub(super) fn has_work(&self) -> bool {
+        self.has_reposts() || self.returning.is_some()
+    }
+
+    pub(super) fn is_on_trial(&self, rail: usize) -> bool {
+        self.rails.get(rail).is_some_and(|rail| rail.on_trial)
     }
 
     /// Sends writes of failed rails again, with their old numbers. The owners of those that

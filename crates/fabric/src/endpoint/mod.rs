@@ -334,6 +334,11 @@ impl Endpoint {
         self.links.get_mut(peer).and_then(Option::as_mut).is_some_and(|link| link.take_back(rail))
     }
 
+    /// True while a rail that was made anew and connected is neither back in service nor down.
+    pub fn is_on_trial(&self, peer: usize, rail: usize) -> bool {
+        self.links.get(peer).and_then(Option::as_ref).is_some_and(|link| link.is_on_trial(rail))
+    }
+
     /// Puts the first `len` bytes of this rank's beacon place into the same place at every
     /// neighbour. They are not waited for, and lost where a rail is busy: another follows.
     ///
@@ -426,7 +431,7 @@ impl Endpoint {
 
     /// True when something waits that only [`progress`](Self::progress) moves, relays aside.
     pub fn has_work(&self) -> bool {
-        self.pending > 0 || self.links.iter().flatten().any(Link::has_reposts)
+        self.pending > 0 || self.links.iter().flatten().any(Link::has_work)
     }
 
     /// True when this rank passes on bytes of others.

@@ -34,6 +34,14 @@ impl Device for SimDevice {
         self.world.state().cut_from(self.rank, peer, rail);
     }
 
+    fn remake(&mut self, peer: usize, rail: usize) -> Option<Vec<u8>> {
+        self.world.state().remake(self.rank, peer, rail)
+    }
+
+    fn reconnect(&mut self, peer: usize, rail: usize, told: &[u8]) -> Result<(), String> {
+        self.world.state().reconnect(self.rank, peer, rail, told)
+    }
+
     fn corrupt_next(&mut self, peer: usize) -> bool {
         self.world.state().flip_next(self.rank, peer)
     }

@@ -25,7 +25,11 @@ impl State {
             let slowest = nanos(self.settings.latency_max) + self.halves[index].extra;
             let at = self.now + self.rng.below(slowest.saturating_mul(2).saturating_add(1));
             let back = self.back(index);
-            self.schedule(at, Due::Close(back, cause));
+            // One that was made again has no part in the end of an earlier one.
+            if self.is_joined(index) {
+                let round = self.halves[back].round;
+                self.schedule(at, Due::Close(back, round, cause));
+            }
         }
     }
 
@@ -92,7 +96,8 @@ impl State {
             if let Some(after) = notice {
                 let at = self.now.saturating_add(nanos(after)).saturating_add(self.travel(index));
                 let back = self.back(index);
-                self.schedule(at, Due::Close(back, Cause::PeerClosed));
+                let round = self.halves[back].round;
+                self.schedule(at, Due::Close(back, round, Cause::PeerClosed));
             }
         }
     }
@@ -155,6 +160,11 @@ impl State {
             Fault::Silence { a, b, rail } => {
                 for half in both(a, b, rail).into_iter().flatten() {
                     self.halves[half].silent = true;
+                }
+            }
+            Fault::Mend { a, b, rail } => {
+                for half in both(a, b, rail).into_iter().flatten() {
+                    self.halves[half].silent = false;
                 }
             }
             Fault::Kill { rank, notice } if rank < self.ranks.len() => self.kill(rank, notice),

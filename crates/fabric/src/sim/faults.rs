@@ -41,6 +41,16 @@ pub enum Fault {
         /// Which rail of the two.
         rail: usize,
     },
+    /// A rail that swallowed everything does so no more. Ends that gave it up stay down until they
+    /// are made again.
+    Mend {
+        /// One end.
+        a: usize,
+        /// The other end.
+        b: usize,
+        /// Which rail of the two.
+        rail: usize,
+    },
     /// A rank is gone.
     Kill {
         /// Which.

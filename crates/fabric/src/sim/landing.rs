@@ -105,7 +105,8 @@ impl State {
             None => {}
         }
         let (src, dst) = (self.halves[index].src, self.halves[index].dst);
-        let outcome = self.take_in(src, dst, self.settings.epoch, &frame, torn, false);
+        let uncounted = flight.write.unnumbered;
+        let outcome = self.take_in(src, dst, self.settings.epoch, &frame, torn, uncounted);
         self.scratch = frame;
         if let Err(what) = &outcome {
             self.note_reject(index as u64, what);
@@ -140,7 +141,7 @@ impl State {
         epoch: u32,
         frame: &[u8],
         torn: Option<u64>,
-        late: bool,
+        uncounted: bool,
     ) -> Result<(), String> {
         let region_bytes = self.regions[dst].len();
         let (max_len, crc) = (self.settings.max_write_bytes, self.settings.crc);
@@ -163,8 +164,8 @@ impl State {
         self.trace.add((src as u64) << 32 | (dst as u64) << 16);
         self.trace.add(u64::from(header.number) << 32 | u64::from(crc32c::crc32c(frame)));
         let pair = self.pair(dst, src);
-        // The numbers of an earlier epoch were counted by an inbox that is no more.
-        match if late { Arrival::New } else { self.inboxes[pair].accept(header.number) } {
+        // Numbers of an earlier epoch were counted by an inbox that is no more, and some have none.
+        match if uncounted { Arrival::New } else { self.inboxes[pair].accept(header.number) } {
             Arrival::New => {}
             Arrival::Duplicate => {
                 self.counters.duplicates += 1;

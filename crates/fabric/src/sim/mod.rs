@@ -29,6 +29,7 @@ mod device;
 mod ends;
 mod faults;
 mod landing;
+mod remaking;
 mod rng;
 mod settings;
 mod state;

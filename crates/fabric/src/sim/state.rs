@@ -24,12 +24,12 @@ pub(super) enum Cause {
 /// What is due at some time. Numbers are indices into the state's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
-    /// The oldest frame of a half arrives.
-    Land(usize),
-    /// The oldest acknowledgement of a half arrives.
-    Ack(usize),
-    /// An end learns that its queue pair is over.
-    Close(usize, Cause),
+    /// The oldest frame of a half arrives, if it is still of that round.
+    Land(usize, u32),
+    /// The oldest acknowledgement of a half arrives, if it is still of that round.
+    Ack(usize, u32),
+    /// An end learns that its queue pair is over, if it is still of that round.
+    Close(usize, u32, Cause),
     /// A frame of an earlier epoch arrives.
     Late(usize),
     /// Bytes whose flag was raised too early.
@@ -68,8 +68,15 @@ pub(super) struct Half {
     /// Writes that nobody will acknowledge.
     pub(super) lost: usize,
     /// When the direction has sent all it holds.
-    free_at: u64,
-    last_due: u64,
+    pub(super) free_at: u64,
+    pub(super) last_due: u64,
+    /// How often the end at `src` was made again and connected.
+    pub(super) round: u32,
+    /// The round of the other end that it is connected to.
+    pub(super) joined: u32,
+    /// The last round that was made, and whether it waits to be connected.
+    pub(super) made: u32,
+    pub(super) offered: bool,
     pub(super) extra: u64,
     pub(super) jitter: u64,
 }
@@ -222,7 +229,8 @@ impl State {
         let due = half.last_due;
         half.flights.push_back(Flight { write: write.clone(), due, damage, frame: None });
         if half.flights.len() == 1 {
-            self.schedule(due, Due::Land(index));
+            let round = self.halves[index].round;
+            self.schedule(due, Due::Land(index, round));
         }
         self.counters.posted += 1;
         Ok(Posted::Pending)
@@ -311,14 +319,17 @@ impl State {
     pub(super) fn step(&mut self) -> bool {
         let Some(Reverse((at, _, what))) = self.due.pop() else { return false };
         self.now = self.now.max(at);
+        if self.is_stale(what) {
+            return true;
+        }
         if self.must_wait(what) {
             self.parked.push(what);
             return true;
         }
         match what {
-            Due::Land(half) => self.land_next(half),
-            Due::Ack(half) => self.complete_next(half),
-            Due::Close(half, cause) => {
+            Due::Land(half, _) => self.land_next(half),
+            Due::Ack(half, _) => self.complete_next(half),
+            Due::Close(half, _, cause) => {
                 let fault = match cause {
                     Cause::Cut => RailFault::Cut,
                     Cause::PeerClosed => RailFault::PeerClosed,
@@ -345,14 +356,24 @@ impl State {
         true
     }
 
+    /// True for what belongs to a queue pair that was made again since.
+    fn is_stale(&self, what: Due) -> bool {
+        match what {
+            Due::Land(half, round) | Due::Ack(half, round) | Due::Close(half, round, _) => {
+                self.halves[half].round != round
+            }
+            Due::Late(_) | Due::Straggler(_) | Due::Fault(_) => false,
+        }
+    }
+
     fn must_wait(&self, what: Due) -> bool {
         let frozen = |rank: usize| self.ranks[rank].frozen;
         match what {
-            Due::Land(half) | Due::Ack(half) => {
+            Due::Land(half, _) | Due::Ack(half, _) => {
                 let Half { src, dst, .. } = self.halves[half];
                 self.hold || frozen(src) || frozen(dst)
             }
-            Due::Close(half, _) => frozen(self.halves[half].src),
+            Due::Close(half, ..) => frozen(self.halves[half].src),
             Due::Late(index) => self.late[index].as_ref().is_some_and(|late| frozen(late.dst)),
             Due::Straggler(_) | Due::Fault(_) => false,
         }
@@ -367,7 +388,8 @@ impl State {
     fn land_next(&mut self, index: usize) {
         let Some(flight) = self.halves[index].flights.pop_front() else { return };
         if let Some(next) = self.halves[index].flights.front().map(|flight| flight.due) {
-            self.schedule(next, Due::Land(index));
+            let round = self.halves[index].round;
+            self.schedule(next, Due::Land(index, round));
         }
         let back = self.back(index);
         let Half { src, dst, down, silent, .. } = self.halves[index];
@@ -376,8 +398,12 @@ impl State {
             self.give_up(index);
             return;
         }
-        if self.ranks[dst].dead || self.halves[back].down {
+        if self.ranks[dst].dead || self.halves[back].down || !self.is_joined(index) {
             self.drop_frame(index, &flight);
+            if !self.is_joined(index) && !down {
+                // The other end knows nothing of this queue pair, so no word of it will come.
+                self.give_up(index);
+            }
             return;
         }
         match self.land(index, &flight, None) {
@@ -386,8 +412,9 @@ impl State {
                 let half = &mut self.halves[index];
                 let at = half.acks.back().map_or(at, |&last| last.max(at));
                 half.acks.push_back(at);
+                let round = half.round;
                 if half.acks.len() == 1 {
-                    self.schedule(at, Due::Ack(index));
+                    self.schedule(at, Due::Ack(index, round));
                 }
             }
             Ok(()) => {}
@@ -400,7 +427,8 @@ impl State {
             return;
         }
         if let Some(&next) = self.halves[index].acks.front() {
-            self.schedule(next, Due::Ack(index));
+            let round = self.halves[index].round;
+            self.schedule(next, Due::Ack(index, round));
         }
         let Half { src, dst, rail, silent, .. } = self.halves[index];
         if silent {
@@ -421,7 +449,8 @@ impl State {
             return;
         }
         let at = self.now.saturating_add(nanos(self.settings.give_up_after));
-        self.schedule(at, Due::Close(index, Cause::GaveUp));
+        let round = self.halves[index].round;
+        self.schedule(at, Due::Close(index, round, Cause::GaveUp));
     }
 
     pub(super) fn drop_frame(&mut self, index: usize, flight: &Flight) {

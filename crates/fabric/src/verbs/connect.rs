@@ -20,6 +20,7 @@ use super::settings::VerbsSettings;
 use super::told::{Agreed, blob_of};
 use super::word::Tag;
 use crate::region::Region;
+use crate::topology::MAX_RAILS;
 
 /// A rank with a queue pair of this one: a neighbour, or a distant rank on forwarded rails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,16 +74,8 @@ pub struct VerbsEnds {
     region: Arc<Region>,
     settings: VerbsSettings,
     // Queue pairs go before the devices they are on.
-    ends: Vec<Result<End, Absent>>,
+    ends: Vec<Result<End, (Place, VerbsError)>>,
     nics: Vec<Arc<dyn Nic>>,
-    /// Rails whose address no device has.
-    nowhere: Vec<(usize, usize, VerbsError)>,
-}
-
-/// A rail whose device is there, but not in a state to carry anything.
-struct Absent {
-    place: Place,
-    why: VerbsError,
 }
 
 impl std::fmt::Debug for VerbsEnds {
@@ -112,73 +105,81 @@ impl VerbsEnds {
     ) -> Result<Self, VerbsError> {
         let VerbsSetup { rank, neighbours, region, settings } = setup;
         settings.check()?;
-        let (mut places, mut nowhere) = (Vec::new(), Vec::new());
+        let mut places = Vec::new();
         let gids = provider.gids()?;
         for neighbour in &neighbours {
             for end in &neighbour.ends {
-                match gids.find(end.address) {
-                    Ok(gid) => places.push((neighbour.rank, end, gid)),
-                    Err(error) => nowhere.push((neighbour.rank, end.rail, error)),
+                if end.rail >= MAX_RAILS {
+                    let (value, what) = (end.rail as u64, "there are at most four");
+                    return Err(VerbsError::Setting { key: "rail", value, what });
                 }
+                places.push((neighbour.rank, end, gids.find(end.address)));
             }
         }
         let mut counts: BTreeMap<(String, u8), u32> = BTreeMap::new();
-        for (_, _, gid) in &places {
+        for gid in places.iter().filter_map(|(_, _, gid)| gid.as_ref().ok()) {
             *counts.entry((gid.device.clone(), gid.port)).or_default() += 1;
         }
-        let mut nics = Vec::new();
+        let mut nics = BTreeMap::new();
         for ((device, port), count) in &counts {
             let completions = count * (SEND_QUEUE + RECEIVE_QUEUE);
-            nics.push(provider.open(device, *port, &region, completions)?);
+            let nic = provider.open(device, *port, &region, completions)?;
+            nics.insert((device.clone(), *port), nic);
         }
-        let mut ends: Vec<Result<End, Absent>> = Vec::new();
+        let mut ends = Vec::new();
         for (peer, end, gid) in places {
-            // Every place was counted, in the order of the devices.
-            let nic =
-                counts.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
-            let Some((number, nic)) = nic.and_then(|number| Some((number, nics.get(number)?)))
-            else {
-                return Err(VerbsError::NoDevices { source: None });
-            };
             let place = Place {
                 peer,
                 rail: end.rail,
                 address: end.address,
                 forwarded: end.forwarded,
-                nic: number,
+                nic: None,
                 tag: Tag { pair: ends.len(), round: 0 },
             };
+            let gid = match gid {
+                Ok(gid) => gid,
+                Err(why) => {
+                    ends.push(Err((place, why)));
+                    continue;
+                }
+            };
+            // Every device was opened.
+            let found =
+                nics.keys().position(|(device, port)| (device, *port) == (&gid.device, gid.port));
+            let Some((number, nic)) =
+                found.and_then(|number| Some((number, nics.values().nth(number)?)))
+            else {
+                return Err(VerbsError::NoDevices { source: None });
+            };
+            let place = Place { nic: Some(number), ..place };
             let state = attributes(&**nic)?.state;
             if state != PORT_ACTIVE {
                 let Gid { device, port, .. } = gid;
-                let why = VerbsError::PortInactive { device, port, state };
-                ends.push(Err(Absent { place, why }));
+                ends.push(Err((place, VerbsError::PortInactive { device, port, state })));
                 continue;
             }
             let agreed = Agreed::new(region.len(), &settings, end.forwarded.as_ref());
             ends.push(Ok(End::make(place, gid, nic, &*provider, agreed)?));
         }
-        if ends.iter().all(Result::is_err) {
-            let inactive = ends.into_iter().find_map(|end| end.err().map(|absent| absent.why));
-            if let Some(error) = inactive.or_else(|| nowhere.pop().map(|(_, _, error)| error)) {
-                return Err(error);
-            }
-            ends = Vec::new();
+        if ends.iter().all(Result::is_err)
+            && let Some(Err((_, why))) = ends.pop()
+        {
+            return Err(why);
         }
-        Ok(Self { rank, provider, region, settings, ends, nics, nowhere })
+        let nics = nics.into_values().collect();
+        Ok(Self { rank, provider, region, settings, ends, nics })
     }
 
     /// The devices in use, by the rank at the other end and the rail.
     pub fn devices(&self) -> Vec<(usize, usize, String)> {
-        let ends = self.ends.iter().flatten();
-        ends.map(|end| (end.place.peer, end.place.rail, end.told.device.clone())).collect()
+        let made = self.ends.iter().flatten();
+        made.map(|end| (end.place.peer, end.place.rail, end.told.device.clone())).collect()
     }
 
     /// What the neighbours need to connect to this rank. It is for members of the group only:
     /// whoever has it can write into the region.
     pub fn blob(&self) -> Vec<u8> {
-        let ends = self.ends.iter().flatten();
-        blob_of(ends.map(|end| (end.place.peer, end.place.rail, &end.told)))
+        blob_of(self.ends.iter().flatten().map(|end| (end.place.peer, end.place.rail, &end.told)))
     }
 
     /// Connects all queue pairs with what the neighbours told, by rank. Nothing may be written
@@ -188,34 +189,31 @@ impl VerbsEnds {
     /// # Errors
     /// The first setting that differs between both ends of a rail.
     pub fn connect(self, blobs: &[Vec<u8>]) -> Result<(VerbsDevice, Arc<VerbsParker>), VerbsError> {
-        let Self { rank, provider, region, settings, ends, nics, nowhere } = self;
-        let mut pairs = Vec::with_capacity(ends.len());
-        let mut down: Vec<_> =
-            nowhere.into_iter().map(|(peer, rail, why)| (peer, rail, why.to_string())).collect();
+        let Self { rank, provider, region, settings, ends, nics } = self;
+        let (mut pairs, mut absent) = (Vec::with_capacity(ends.len()), Vec::new());
         for end in ends {
-            let joined = end.and_then(|end| {
-                let place = end.place;
-                let blob = blobs.get(place.peer).map(Vec::as_slice).unwrap_or_default();
-                let joined = end.join(rank, blob, &settings, &*provider);
-                joined.map_err(|why| Absent { place, why })
+            let (place, joined) = match end {
+                Ok(end) => {
+                    let blob = blobs.get(end.place.peer).map(Vec::as_slice).unwrap_or_default();
+                    (end.place, end.join(rank, blob, &settings, &*provider))
+                }
+                Err((place, why)) => (place, Err(why)),
+            };
+            pairs.push(match joined {
+                Ok(pair) => pair,
+                Err(error @ VerbsError::Differs { .. }) => return Err(error),
+                Err(why) => {
+                    absent.push((place.peer, place.rail, why.to_string()));
+                    Pair::absent(place, &*provider)
+                }
             });
-            match joined {
-                Ok(pair) => pairs.push(pair),
-                Err(Absent { why: differs @ VerbsError::Differs { .. }, .. }) => {
-                    return Err(differs);
-                }
-                Err(Absent { place, why }) => {
-                    down.push((place.peer, place.rail, why.to_string()));
-                    pairs.push(Pair::absent(place));
-                }
-            }
         }
         let parker =
             VerbsParker::new(nics.clone()).map_err(|source| VerbsError::Watch { source })?;
         let parker = Arc::new(parker);
         let mut device =
             VerbsDevice::new(rank, provider, region, settings, nics, pairs, Arc::clone(&parker));
-        device.are_down(down);
+        device.are_down(absent);
         Ok((device, parker))
     }
 }

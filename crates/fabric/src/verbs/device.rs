@@ -88,7 +88,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Rails that do not work from the beginning, and why.
+    /// Rails that have no queue pair, and why.
     pub(super) fn are_down(&mut self, rails: Vec<(usize, usize, String)>) {
         self.events.extend(rails.into_iter().map(|(peer, rail, why)| Event::RailDown {
             peer,
@@ -99,6 +99,10 @@ impl VerbsDevice {
 
     pub(super) fn find(&self, peer: usize, rail: usize) -> Option<usize> {
         self.pairs.iter().position(|pair| pair.peer() == peer && pair.rail() == rail)
+    }
+
+    fn port_of(&self, pair: &Pair) -> Option<&Port> {
+        self.ports.get(pair.nic()?)
     }
 
     /// Takes the completions of all devices; answers whether there were any.
@@ -177,7 +181,7 @@ impl VerbsDevice {
             }
         }
         if matches!(pair.state, State::Up | State::Closing { .. }) {
-            let port = pair.nic();
+            let Some(port) = pair.nic() else { return };
             self.read_notices(port, now);
             let port = &self.ports[port];
             let fault = self.pairs[index].fault_of(wc, &*port.nic, port.down, now);
@@ -229,7 +233,7 @@ impl VerbsDevice {
             return;
         }
         for index in 0..self.pairs.len() {
-            if self.pairs[index].nic() == port {
+            if self.pairs[index].nic() == Some(port) {
                 let nic = &*self.ports[port].nic;
                 let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None, now);
                 self.take_down(index, fault, now);
@@ -246,7 +250,7 @@ impl VerbsDevice {
         self.lose(port, now);
         for index in 0..self.pairs.len() {
             let peer = self.pairs[index].peer();
-            let shares = |pair: &Pair| pair.peer() == peer && pair.nic() == port;
+            let shares = |pair: &Pair| pair.peer() == peer && pair.nic() == Some(port);
             if self.pairs.iter().any(shares) {
                 let nic = &*self.ports[port].nic;
                 let fault = self.pairs[index].fault(VerbsCause::DeviceGone, nic, None, now);
@@ -280,8 +284,10 @@ impl VerbsDevice {
         for index in 0..self.pairs.len() {
             let pair = &self.pairs[index];
             let stuck = pair.stuck_for(now).is_some_and(|it| it > self.settings.stall_limit);
-            if stuck && pair.is_up() {
-                let port = &self.ports[pair.nic()];
+            if stuck
+                && pair.is_up()
+                && let Some(port) = self.port_of(pair)
+            {
                 let cause = if port.down { VerbsCause::PortDown } else { VerbsCause::Stalled };
                 let fault = pair.fault(cause, &*port.nic, None, now);
                 self.take_down(index, fault, now);
@@ -342,8 +348,10 @@ impl VerbsDevice {
             self.events.push(Event::RailDown { peer, rail, fault });
         } else if now >= until {
             for other in 0..self.pairs.len() {
-                if works(&self.pairs[other]) {
-                    let nic = &*self.ports[self.pairs[other].nic()].nic;
+                if works(&self.pairs[other])
+                    && let Some(port) = self.port_of(&self.pairs[other])
+                {
+                    let nic = &*port.nic;
                     let fault = self.pairs[other].fault(VerbsCause::Unanswered, nic, None, now);
                     self.take_down(other, fault, now);
                 }
@@ -390,8 +398,7 @@ impl Device for VerbsDevice {
             Err(refused) => {
                 let error = PostError::from(&refused);
                 if let Refused::Device(source) = refused {
-                    let device = self.ports[pair.nic()].nic.name();
-                    let what = format!("{device} does not take a write: {source}");
+                    let what = format!("the device does not take a write: {source}");
                     self.take_down(index, RailFault::Io(what), now);
                     self.announce();
                 }

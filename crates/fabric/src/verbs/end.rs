@@ -23,8 +23,8 @@ pub(super) struct Place {
     /// Its address on this host.
     pub(super) address: IpAddr,
     pub(super) forwarded: Option<Forwarded>,
-    /// The opened device, by its number among this rank's.
-    pub(super) nic: usize,
+    /// The opened device, by its number among this rank's; none if none was found.
+    pub(super) nic: Option<usize>,
     pub(super) tag: Tag,
 }
 
@@ -118,7 +118,7 @@ impl End {
         })?;
         let remote =
             Remote { address: theirs.address, key: theirs.key, bytes: theirs.agreed.bytes() };
-        let mut pair = Pair::new(self.place, self.qp, remote, self.request_bytes_max);
+        let mut pair = Pair::new(self.place, Some(self.qp), remote, self.request_bytes_max);
         pair.peer_round = theirs.round;
         pair.plant = provider.plant();
         Ok(pair)

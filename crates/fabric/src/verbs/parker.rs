@@ -72,6 +72,14 @@ impl VerbsParker {
         self.nics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Watches one device more.
+    pub(super) fn add(&self, nic: &Arc<dyn Nic>) -> io::Result<()> {
+        let mut nics = self.nics();
+        watch(&self.devices, &self.progress, &**nic)?;
+        nics.push(Arc::clone(nic));
+        Ok(())
+    }
+
     /// Watches a device in the place of one that is gone.
     pub(super) fn replace(&self, old: &Arc<dyn Nic>, new: &Arc<dyn Nic>) -> io::Result<()> {
         let mut nics = self.nics();
@@ -79,9 +87,8 @@ impl VerbsParker {
         let _ = epoll::delete(&self.devices, old.completions_fd());
         let _ = epoll::delete(&self.progress, old.events_fd());
         nics.retain(|nic| !Arc::ptr_eq(nic, old));
-        watch(&self.devices, &self.progress, &**new)?;
-        nics.push(Arc::clone(new));
-        Ok(())
+        drop(nics);
+        self.add(new)
     }
 
     /// Whether asynchronous events wait to be read; asking resets it.

@@ -8,7 +8,7 @@ use super::abi::Wc;
 use super::end::{End, Place};
 use super::error::{VerbsCause, VerbsFault};
 use super::provider::{
-    Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Qp, Remote, Request,
+    Action, CHAIN_MAX, INLINE_BYTES_MAX, Nic, Payload, Plant, Provider, Qp, Remote, Request,
 };
 use super::word::{Kind, Tag, Word};
 use crate::device::{HEAD_BYTES_MAX, PostError, RailFault, Span, Write};
@@ -119,14 +119,10 @@ pub(super) struct Pair {
 impl Pair {
     pub(super) fn new(
         place: Place,
-        qp: Box<dyn Qp>,
+        qp: Option<Box<dyn Qp>>,
         remote: Remote,
         request_bytes_max: u32,
     ) -> Self {
-        Self::with(place, Some(qp), remote, request_bytes_max)
-    }
-
-    fn with(place: Place, qp: Option<Box<dyn Qp>>, remote: Remote, request_bytes_max: u32) -> Self {
         Self {
             place,
             state: State::Up,
@@ -153,10 +149,10 @@ impl Pair {
         }
     }
 
-    /// A rail that has no queue pair yet.
-    pub(super) fn absent(place: Place) -> Self {
-        let remote = Remote { address: 0, key: 0, bytes: 0 };
-        Self { state: State::Down, receives: 0, ..Self::with(place, None, remote, 0) }
+    /// One that has no queue pair, until it is made again.
+    pub(super) fn absent(place: Place, provider: &dyn Provider) -> Self {
+        let absent = Self::new(place, None, Remote::default(), 0);
+        Self { state: State::Down, receives: 0, plant: provider.plant(), ..absent }
     }
 
     pub(super) fn peer(&self) -> usize {
@@ -167,7 +163,7 @@ impl Pair {
         self.place.rail
     }
 
-    pub(super) fn nic(&self) -> usize {
+    pub(super) fn nic(&self) -> Option<usize> {
         self.place.nic
     }
 

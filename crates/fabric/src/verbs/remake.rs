@@ -1,11 +1,14 @@
 //! A new queue pair in the place of one that failed, while the others carry on.
 
+use std::sync::Arc;
+
 use super::abi::PORT_ACTIVE;
-use super::device::VerbsDevice;
+use super::device::{Port, VerbsDevice};
 use super::end::{End, Place, attributes};
 use super::error::VerbsError;
 use super::gid::Gid;
-use super::queue_pair::{RECEIVE_QUEUE, SEND_QUEUE, State};
+use super::provider::Nic;
+use super::queue_pair::{Pair, RECEIVE_QUEUE, SEND_QUEUE, State};
 use super::told::{Agreed, blob_of};
 use super::word::Tag;
 
@@ -18,7 +21,7 @@ pub(super) enum NotNow {
     NotDown,
     #[error("it was not offered")]
     NotOffered,
-    #[error("its address moved to device {device}, which other rails use")]
+    #[error("device {device} is not free for it: other rails use it, or the one before it")]
     Taken { device: String },
     #[error(transparent)]
     Verbs(#[from] VerbsError),
@@ -36,6 +39,7 @@ impl VerbsDevice {
         let old = self.pairs[index].place;
         let gid = self.provider.gids()?.find(old.address)?;
         let nic = self.port_with(old.nic, &gid)?;
+        self.pairs[index].place.nic = Some(nic);
         let opened = &self.ports[nic].nic;
         let port = attributes(&**opened)?;
         if port.state != PORT_ACTIVE {
@@ -44,7 +48,7 @@ impl VerbsDevice {
         }
         let round = self.pairs[index].rounds.wrapping_add(1);
         self.pairs[index].rounds = round;
-        let place = Place { nic, tag: Tag { round, ..old.tag }, ..old };
+        let place = Place { nic: Some(nic), tag: Tag { round, ..old.tag }, ..old };
         let bytes = self.region.len();
         let agreed = Agreed::new(bytes, &self.settings, old.forwarded.as_ref());
         let end = End::make(place, gid, opened, &*self.provider, agreed)?;
@@ -54,27 +58,37 @@ impl VerbsDevice {
     }
 
     /// The opened device of a GID: the one that the rail had, or that device opened anew.
-    fn port_with(&mut self, had: usize, gid: &Gid) -> Result<usize, NotNow> {
-        let is_it = |nic: &dyn super::provider::Nic| {
-            (nic.name(), nic.port()) == (gid.device.as_str(), gid.port)
+    fn port_with(&mut self, had: Option<usize>, gid: &Gid) -> Result<usize, NotNow> {
+        let is_it =
+            |port: &Port| (port.nic.name(), port.nic.port()) == (gid.device.as_str(), gid.port);
+        let Some(had) = had else {
+            // None was found so far. Completion queues are made for a number of queue pairs, so it
+            // shares no other's.
+            let nic = self.open(gid, 1)?;
+            self.parker.add(&nic).map_err(|source| VerbsError::Watch { source })?;
+            self.ports.push(Port { nic, down: false, gone: false });
+            return Ok(self.ports.len() - 1);
         };
-        let works = self.ports[had].nic.attributes().is_ok() && !self.ports[had].gone;
-        if works && is_it(&*self.ports[had].nic) {
+        let port = &self.ports[had];
+        if is_it(port) && !port.gone && port.nic.attributes().is_ok() {
             return Ok(had);
         }
-        let other = self.ports.iter().any(|port| !port.gone && is_it(&*port.nic));
-        let used = self.pairs.iter().any(|pair| pair.nic() == had && pair.has_queue_pair());
-        if (other && !is_it(&*self.ports[had].nic)) || used {
+        let on_it = |pair: &&Pair| pair.nic() == Some(had);
+        let used = self.pairs.iter().filter(on_it).any(Pair::has_queue_pair);
+        let other = self.ports.iter().any(|port| !port.gone && is_it(port));
+        if used || (other && !is_it(port)) {
             return Err(NotNow::Taken { device: gid.device.clone() });
         }
-        let pairs = self.pairs.iter().filter(|pair| pair.nic() == had).count() as u32;
-        let completions = pairs * (SEND_QUEUE + RECEIVE_QUEUE);
-        let nic = self.provider.open(&gid.device, gid.port, &self.region, completions)?;
-        let old = std::mem::replace(&mut self.ports[had].nic, nic);
-        let nic = &self.ports[had].nic;
-        self.parker.replace(&old, nic).map_err(|source| VerbsError::Watch { source })?;
-        (self.ports[had].gone, self.ports[had].down) = (false, false);
+        let nic = self.open(gid, self.pairs.iter().filter(on_it).count() as u32)?;
+        let old = &self.ports[had].nic;
+        self.parker.replace(old, &nic).map_err(|source| VerbsError::Watch { source })?;
+        self.ports[had] = Port { nic, down: false, gone: false };
         Ok(had)
+    }
+
+    fn open(&self, gid: &Gid, pairs: u32) -> Result<Arc<dyn Nic>, VerbsError> {
+        let completions = pairs * (SEND_QUEUE + RECEIVE_QUEUE);
+        self.provider.open(&gid.device, gid.port, &self.region, completions)
     }
 
     /// Connects what was [offered](Self::offer) with what the peer offered.

@@ -52,19 +52,19 @@ pub(super) enum Word {
 }
 
 /// Bits of a count; fewer than these are ever outstanding.
-const COUNT: u32 = 0xff_ffff;
+const COUNT: u32 = 0xf_ffff;
 
 impl Word {
     /// The bits of a round that are told.
-    pub(super) const ROUND: u32 = 3;
+    pub(super) const ROUND: u32 = 0xf;
 
     pub(super) fn encode(self) -> u32 {
         match self {
             Self::Credit { count } => 1 << 28 | count & COUNT,
-            // Rails are below MAX_RAILS, which is 4.
+            // Rails are below MAX_RAILS.
             Self::Down { rail, round, count } => {
-                let (rail, round) = (rail as u32 & 3, round & Self::ROUND);
-                2 << 28 | round << 26 | rail << 24 | count & COUNT
+                let (rail, round) = (rail as u32 & 0xf, round & Self::ROUND);
+                2 << 28 | round << 24 | rail << 20 | count & COUNT
             }
             Self::Bye => 3 << 28,
         }
@@ -75,8 +75,8 @@ impl Word {
         match word >> 28 {
             1 => Some(Self::Credit { count }),
             2 => Some(Self::Down {
-                rail: (word >> 24 & 3) as usize,
-                round: word >> 26 & Self::ROUND,
+                rail: (word >> 20 & 0xf) as usize,
+                round: word >> 24 & Self::ROUND,
                 count,
             }),
             3 => Some(Self::Bye),
@@ -100,7 +100,7 @@ mod tests {
         for word in [
             Word::Credit { count: 0 },
             Word::Credit { count: COUNT },
-            Word::Down { rail: 3, round: 2, count: 77 },
+            Word::Down { rail: 3, round: 14, count: 77 },
             Word::Bye,
         ] {
             assert_eq!(Word::decode(word.encode()), Some(word));
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn counts_widen_across_their_wrap_and_no_further_than_was_sent() {
         assert_eq!(widened(5, 3, 9), Some(5));
-        assert_eq!(widened(2, 0xff_fffe, 0x100_0005), Some(0x100_0002));
+        assert_eq!(widened(2, 0xf_fffe, 0x10_0005), Some(0x10_0002));
         assert_eq!(widened(1, u32::MAX, 4), Some(1));
         assert_eq!(widened(10, 3, 9), None, "more than was sent");
         assert_eq!(widened(2, 3, 9), None, "less than before");

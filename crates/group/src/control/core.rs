@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::beacon::{Beacon, Phase, RankSet, operation};
 use crate::control::judge::{Evidence, judge};
 use crate::control::view::{CableNames, ClusterView, ControlState, LinkReport, SupervisorNote};
-use crate::control::wire::Message;
+use crate::control::wire::{Message, RailMessage};
 use crate::patience::{PatienceKey, PatienceValues, overdue};
 use crate::verdict::{Cause, Proposal, Reason, Verdict, shorten};
 
@@ -46,6 +46,13 @@ pub enum Output {
     },
     /// This rank has adopted the verdict of its epoch. Comes at most once.
     Adopted(Arc<Verdict>),
+    /// Hand this to whoever makes rails again.
+    Rail {
+        /// Sender.
+        from: usize,
+        /// What it sent.
+        message: RailMessage,
+    },
 }
 
 /// The control plane of one rank in one epoch.
@@ -132,6 +139,11 @@ impl ControlCore {
             Message::Note(note) => self.take_note(note, now),
             Message::Verdict(verdict) => self.take_verdict(verdict, Some(from), now, out),
             Message::Goodbye => self.view.ranks[from].control = ControlState::Goodbye,
+            // After a verdict nothing is made again.
+            Message::Rail(message) if self.adopted.is_none() => {
+                out.push(Output::Rail { from, message });
+            }
+            Message::Rail(_) => {}
         }
     }
 
@@ -193,6 +205,14 @@ impl ControlCore {
         self.take_proposal(proposal.clone(), now);
         if self.adopted.is_none() {
             self.broadcast(&Message::Propose(proposal), None, out);
+        }
+    }
+
+    /// Sends a word about a rail to the rank at its other end. It is lost after a verdict, or where that rank is not
+    /// connected.
+    pub fn send_rail(&mut self, to: usize, message: RailMessage, out: &mut Vec<Output>) {
+        if self.adopted.is_none() && to != self.view.me && self.is_connected(to) {
+            out.push(Output::Send { to, message: Message::Rail(message) });
         }
     }
 

@@ -1,5 +1,6 @@
 //! The thin edge of the control plane: one thread for the state machine, one reader for each peer.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +14,7 @@ use crate::beacon::{Beacon, BeaconCell};
 use crate::control::core::{ControlCore, HEARTBEAT, Output};
 use crate::control::send_queue::SendQueue;
 use crate::control::view::{CableNames, ClusterView, LinkReport, SupervisorNote};
-use crate::control::wire::{CONTROL, Message};
+use crate::control::wire::{CONTROL, Message, RailMessage};
 use crate::patience::Patience;
 use crate::verdict::{Proposal, Reason, Verdict};
 
@@ -23,6 +24,8 @@ const TICK: Duration = Duration::from_millis(50);
 const INPUTS: usize = 1024;
 /// Bytes that may wait for one peer.
 const SEND_BYTES: usize = 512 * 1024;
+/// Words about rails that may wait for [`Control::take_rail_messages`].
+const RAIL_MESSAGES: usize = 256;
 /// How long goodbyes may take to leave.
 const GOODBYE: Duration = Duration::from_millis(200);
 
@@ -114,6 +117,7 @@ enum Input {
     Submit(Proposal),
     Link(LinkReport),
     Note(SupervisorNote),
+    Rail { to: usize, message: RailMessage },
     OnVerdict(VerdictCallback),
     Wake,
 }
@@ -123,6 +127,7 @@ struct Shared {
     closing: AtomicBool,
     verdict: OnceLock<Arc<Verdict>>,
     core: Mutex<ControlCore>,
+    rail_messages: Mutex<VecDeque<(usize, RailMessage)>>,
     origin: Instant,
     rank: usize,
 }
@@ -130,6 +135,10 @@ struct Shared {
 impl Shared {
     fn core(&self) -> MutexGuard<'_, ControlCore> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rail_messages(&self) -> MutexGuard<'_, VecDeque<(usize, RailMessage)>> {
+        self.rail_messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -172,6 +181,7 @@ impl Control {
             core: Mutex::new(
                 ControlCore::new(epoch, rank, hosts, Duration::ZERO).with_cables(cables),
             ),
+            rail_messages: Mutex::default(),
             origin: Instant::now(),
             rank,
         });
@@ -260,6 +270,16 @@ impl Control {
     /// Tells all ranks what a supervisor said of a process.
     pub fn note(&self, note: SupervisorNote) {
         self.input(Input::Note(note));
+    }
+
+    /// Sends a word about a rail to the rank at its other end. It may be lost, and is after a verdict.
+    pub fn send_rail(&self, to: usize, message: RailMessage) {
+        self.input(Input::Rail { to, message });
+    }
+
+    /// Takes the words about rails that have come, each with its sender, oldest first.
+    pub fn take_rail_messages(&self) -> VecDeque<(usize, RailMessage)> {
+        std::mem::take(&mut *self.shared.rail_messages())
     }
 
     /// Takes in a beacon that `rank` put through the fabric. One read twice changes nothing.
@@ -420,6 +440,7 @@ impl Worker {
             Input::Submit(proposal) => core.submit(now, proposal, out),
             Input::Link(report) => core.report_link(report, out),
             Input::Note(note) => core.note(now, note, out),
+            Input::Rail { to, message } => core.send_rail(to, message, out),
             Input::OnVerdict(callback) => {
                 drop(core);
                 match self.shared.verdict.get() {
@@ -442,6 +463,13 @@ impl Worker {
                         callback(&verdict);
                     }
                     (self.events)(ControlEvent::Verdict(verdict));
+                }
+                Output::Rail { from, message } => {
+                    let mut waiting = self.shared.rail_messages();
+                    // One that is lost is made good by the next attempt.
+                    if waiting.len() < RAIL_MESSAGES {
+                        waiting.push_back((from, message));
+                    }
                 }
             }
         }

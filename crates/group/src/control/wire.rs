@@ -6,6 +6,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use fabric::MAX_RAILS;
+
 use crate::beacon::{BEACON_BYTES, Beacon, BeaconError};
 use crate::control::view::{LinkReport, SupervisorNote};
 use crate::verdict::{Proposal, Verdict};
@@ -165,6 +167,94 @@ pub enum Message {
     Verdict(Verdict),
     /// The sender leaves in order.
     Goodbye,
+    /// A step in making a rail between the two again.
+    Rail(RailMessage),
+}
+
+/// Most bytes of what one end of a rail tells the other, and of the reason of a refusal.
+pub const RAIL_BYTES_MAX: usize = 4096;
+const WHY_BYTES_MAX: usize = 400;
+
+/// A word about one rail between sender and receiver that is being made again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RailMessage {
+    /// Which rail; fewer than [`MAX_RAILS`].
+    pub rail: u8,
+    /// The number of the attempt, from 1 on; 0 before the first.
+    pub attempt: u32,
+    /// What the sender has done.
+    pub step: RailStep,
+}
+
+/// What one end of a rail tells the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RailStep {
+    /// The lower rank has made its end; this is what connecting to it takes.
+    Offer(Vec<u8>),
+    /// The higher rank has made and connected its end; this is what connecting to it takes.
+    Answer(Vec<u8>),
+    /// The lower rank is connected as well.
+    Ready,
+    /// The attempt came to nothing at the sender, or its end is down: why.
+    Refuse(String),
+}
+
+impl RailStep {
+    /// A refusal; a long reason is cut.
+    pub fn refuse(why: &str) -> Self {
+        let mut why = why.to_owned();
+        why.truncate(why.floor_char_boundary(WHY_BYTES_MAX));
+        Self::Refuse(why)
+    }
+}
+
+impl RailMessage {
+    /// A message about `rail`.
+    pub fn new(rail: usize, attempt: u32, step: RailStep) -> Self {
+        // Rails are fewer than MAX_RAILS; another number is refused where it is read.
+        Self { rail: u8::try_from(rail).unwrap_or(u8::MAX), attempt, step }
+    }
+
+    /// Step, rail, attempt (4 bytes, little endian), then the words of the step.
+    fn encode(&self) -> Result<Vec<u8>, WireError> {
+        let (step, words): (u8, &[u8]) = match &self.step {
+            RailStep::Offer(told) => (1, told),
+            RailStep::Answer(told) => (2, told),
+            RailStep::Ready => (3, &[]),
+            RailStep::Refuse(why) => (4, why.as_bytes()),
+        };
+        if words.len() > RAIL_BYTES_MAX {
+            return Err(WireError::TooLarge { got: words.len(), limit: RAIL_BYTES_MAX });
+        }
+        let mut bytes = vec![step, self.rail];
+        bytes.extend_from_slice(&self.attempt.to_le_bytes());
+        bytes.extend_from_slice(words);
+        Ok(bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bad = |why: &str| WireError::Payload { kind: 7, why: why.to_owned() };
+        let Some((&[step, rail, a, b, c, d], words)) = bytes.split_first_chunk::<6>() else {
+            return Err(bad("shorter than its 6 bytes of step, rail and attempt"));
+        };
+        if usize::from(rail) >= MAX_RAILS {
+            return Err(bad("no link has so many rails"));
+        }
+        if words.len() > RAIL_BYTES_MAX {
+            return Err(WireError::TooLarge { got: words.len(), limit: RAIL_BYTES_MAX });
+        }
+        let step = match step {
+            1 => RailStep::Offer(words.to_vec()),
+            2 => RailStep::Answer(words.to_vec()),
+            3 if words.is_empty() => RailStep::Ready,
+            4 => {
+                let why = std::str::from_utf8(words).map_err(|_| bad("its reason is not UTF-8"))?;
+                RailStep::refuse(why)
+            }
+            _ => return Err(bad("its step is none of 1 to 4, or has words where none belong")),
+        };
+        Ok(Self { rail, attempt: u32::from_le_bytes([a, b, c, d]), step })
+    }
 }
 
 impl Message {
@@ -180,6 +270,7 @@ impl Message {
             Self::Note(note) => CONTROL.encode(4, epoch, &json(4, note)?),
             Self::Verdict(verdict) => CONTROL.encode(5, epoch, &json(5, verdict)?),
             Self::Goodbye => CONTROL.encode(6, epoch, &[]),
+            Self::Rail(message) => CONTROL.encode(7, epoch, &message.encode()?),
         }
     }
 
@@ -197,6 +288,7 @@ impl Message {
             4 => Self::Note(parse(4, bytes)?),
             5 => Self::Verdict(parse::<Verdict>(5, bytes)?.bounded()),
             6 => Self::Goodbye,
+            7 => Self::Rail(RailMessage::decode(bytes)?),
             got => return Err(WireError::Kind { got }),
         })
     }
@@ -262,7 +354,26 @@ mod tests {
             Message::Note(note),
             Message::Verdict(verdict()),
             Message::Goodbye,
+            Message::Rail(RailMessage::new(0, 1, RailStep::Offer(vec![0xff; RAIL_BYTES_MAX]))),
+            Message::Rail(RailMessage::new(3, u32::MAX, RailStep::Answer(vec![7]))),
+            Message::Rail(RailMessage::new(1, 2, RailStep::Ready)),
+            Message::Rail(RailMessage::new(2, 0, RailStep::refuse("down"))),
         ]
+    }
+
+    #[test]
+    fn a_rail_message_that_is_not_sound_is_refused() {
+        let decode = |bytes: &[u8]| RailMessage::decode(bytes);
+        assert!(decode(&[3, 0, 1, 0, 0]).is_err(), "too short");
+        assert!(decode(&[3, 4, 1, 0, 0, 0]).is_err(), "no such rail");
+        assert!(decode(&[3, 0, 1, 0, 0, 0, 9]).is_err(), "words where none belong");
+        assert!(decode(&[0, 0, 1, 0, 0, 0]).is_err(), "no such step");
+        assert!(decode(&[4, 0, 1, 0, 0, 0, 0xff]).is_err(), "not UTF-8");
+        let long = [&[1, 0, 1, 0, 0, 0][..], &[0; RAIL_BYTES_MAX + 1]].concat();
+        assert!(matches!(decode(&long), Err(WireError::TooLarge { .. })));
+        let offer = RailStep::Offer(vec![0; RAIL_BYTES_MAX + 1]);
+        assert!(RailMessage::new(0, 1, offer).encode().is_err());
+        assert_eq!(RailStep::refuse(&"\u{e4}".repeat(300)), RailStep::Refuse("\u{e4}".repeat(200)));
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub(super) struct EpochEnd {
     pub(super) frames: Vec<LateFrame>,
     pub(super) late_refused: u64,
     pub(super) overrun: Duration,
+    pub(super) rails_back: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -365,6 +366,9 @@ impl<'a> Epoch<'a> {
                     self.schedule(at, Do::Arrive { from, to, number });
                 }
                 Output::Adopted(verdict) => self.adopt(from, verdict)?,
+                Output::Rail { from: sender, message } => {
+                    self.ranks[from].rail_messages.push((sender, message));
+                }
             }
         }
         self.out = out;
@@ -624,6 +628,7 @@ impl<'a> Epoch<'a> {
             late_refused: self.world.counters().late_rejected,
             frames: self.world.end(),
             overrun: self.overrun,
+            rails_back: self.ranks.iter().map(|rank| rank.rails_back).sum(),
         }))
     }
 

@@ -92,6 +92,8 @@ pub struct Report {
     /// Longest time between the start of a wait, or of its cause if that came later, and the
     /// verdict, less the patience that applied.
     pub overrun: Duration,
+    /// Ends of rails that were made again and came back into service.
+    pub rails_back: usize,
     /// The virtual time at the end.
     pub time: Duration,
     /// What happened, where the run was verbose.
@@ -165,6 +167,7 @@ impl SimGroup {
             verdicts: Vec::new(),
             late_refused: 0,
             overrun: Duration::ZERO,
+            rails_back: 0,
             time: Duration::ZERO,
             story: Vec::new(),
         };
@@ -187,6 +190,7 @@ impl SimGroup {
             report.hash = report.hash.rotate_left(7) ^ end.hash;
             report.late_refused += end.late_refused;
             report.overrun = report.overrun.max(end.overrun);
+            report.rails_back += end.rails_back;
             report.time = clock.get();
             let EpochEnd { verdict, completed: done, frames, .. } = end;
             let Some(verdict) = verdict else {

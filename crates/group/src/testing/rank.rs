@@ -17,8 +17,9 @@ use super::seat::{Seat, SimWatch};
 use super::steps::Book;
 use crate::beacon::{BEACON_BYTES, Beacon};
 use crate::collective::Collectives;
-use crate::control::wire::{CONTROL, Message};
+use crate::control::wire::{CONTROL, Message, RailMessage};
 use crate::control::{ControlCore, LinkReport, Output};
+use crate::remaker::Remaker;
 use crate::verdict::Reason;
 
 /// Polls of one turn; a rank that always finds something to move would never let time pass.
@@ -69,6 +70,11 @@ pub(super) struct SimRank {
     pub(super) run_at: Option<Duration>,
     pub(super) pump_at: Option<Duration>,
     pub(super) ended: Option<Result<(), Stop>>,
+    /// Words about rails that wait for the pulse.
+    pub(super) rail_messages: Vec<(usize, RailMessage)>,
+    /// How often a rail came back.
+    pub(super) rails_back: usize,
+    remaker: Remaker,
     program: Option<Running>,
     plan_patience: crate::patience::PatienceValues,
     epoch: u32,
@@ -127,6 +133,9 @@ impl SimRank {
             run_at: None,
             pump_at: None,
             ended: None,
+            rail_messages: Vec::new(),
+            rails_back: 0,
+            remaker: Remaker::new(rank, *epoch),
             program: Some(Box::pin(program.run())),
             plan_patience: plan.patience,
             epoch: *epoch,
@@ -197,6 +206,7 @@ impl SimRank {
         self.tell_beacon(now);
         self.hear_beacons(now);
         self.pass_notices(now, out);
+        self.make_rails_again(now, out);
         if let Some(backlog) = self.fabric.backlog() {
             let (src, dst) = backlog.flow.map_or((0, 0), |flow| (flow.src as u8, flow.dst as u8));
             let chunks = u16::try_from(backlog.chunks).unwrap_or(u16::MAX);
@@ -222,10 +232,23 @@ impl SimRank {
         }
     }
 
+    fn make_rails_again(&mut self, now: Duration, out: &mut Vec<Output>) {
+        let heard = std::mem::take(&mut self.rail_messages);
+        if self.core.verdict().is_some() {
+            return self.remaker.end();
+        }
+        let mut outbox = Vec::new();
+        self.remaker.turn(now, &self.fabric, heard, &mut outbox);
+        for (peer, message) in outbox {
+            self.core.send_rail(peer, message, out);
+        }
+    }
+
     fn pass_notices(&mut self, now: Duration, out: &mut Vec<Output>) {
         for notice in self.fabric.take_notices() {
             match notice {
                 Notice::RailDown { peer, rail, fault } => {
+                    self.remaker.down(now, peer, rail);
                     let left = self.fabric.with_endpoint(|endpoint| endpoint.working_rails(peer));
                     let report = LinkReport {
                         from: self.rank as u8,
@@ -240,7 +263,10 @@ impl SimRank {
                         self.propose(now, Reason::LinkDown { report }, out);
                     }
                 }
-                Notice::RailUp { .. } | Notice::LinkDown(_) => {}
+                Notice::RailUp { peer, rail } => {
+                    self.rails_back += usize::from(self.remaker.up(now, peer, rail).is_some());
+                }
+                Notice::LinkDown(_) => {}
                 Notice::BadChunk(error) => {
                     self.propose(now, Reason::Failed { what: error.to_string() }, out);
                 }

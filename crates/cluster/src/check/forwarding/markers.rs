@@ -230,7 +230,7 @@ fn extra_filters(
     to: &mut Findings,
 ) {
     for filter in filters.iter().filter(|filter| !rules::is_own_mark(filter)) {
-        let Some(mark) = filter_mark(filter).filter(|mark| tagged(mark)) else { continue };
+        let Some(mark) = filter_mark(filter).filter(tagged) else { continue };
         let netdev = |marking: &&Marking<'_>| {
             let netdev = state.netdev_by_mac(marking.function.mac);
             netdev.is_some_and(|netdev| netdev.name == filter.netdev)
