@@ -373,7 +373,8 @@ class Lab:
         job = self.machines["all"].start_job(["sh", "/run/share/guest/fault", *words], COMMAND_LIMIT_S, directory="/")
         done = job.result(COMMAND_LIMIT_S + SLACK_S)
         if done.returncode:
-            raise LabError((done.stderr or done.stdout).strip())
+            said = (done.stderr or done.stdout).strip()
+            raise LabError(f"`fault {' '.join(map(str, words))}` ended with {done.returncode}: {said or 'nothing said'}")
 
     def kill(self, host):
         """Cuts a host's power: its processes end, and its neighbours' ports lose their carrier."""
