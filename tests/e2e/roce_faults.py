@@ -250,27 +250,39 @@ def faults(name, checks):
     """Every case, bed after bed, and the table."""
     wanted = [one for one in os.environ.get("E2E_FAULT", "").split(",") if one]
     rows = []
-    for bed in ("one", "many"):
-        cases = [case for case in CASES if case.bed == bed and (not wanted or case.name in wanted)]
-        if not cases:
-            continue
-        with Lab(name, "ring4", bed) as lab, tempfile.TemporaryDirectory(prefix="railweave-faults-",
-                                                                         dir="/var/tmp") as folder:
-            os.chmod(folder, 0o755)
-            for case in cases:
-                began = time.monotonic()
-                try:
-                    rows.append(run_case(lab, case, folder, checks))
-                except Exception as error:  # the next fault is tried all the same
-                    rows.append({"fault": case.name, "bed": bed, "ok": False, "told": f"{type(error).__name__}: {error}"})
-                    checks.check(f"{case.name} ({bed})", False, rows[-1]["told"])
-                rows[-1]["took_s"] = round(time.monotonic() - began, 1)
+    try:
+        for bed in ("one", "many"):
+            cases = [case for case in CASES if case.bed == bed and (not wanted or case.name in wanted)]
+            if cases:
+                on_bed(name, bed, cases, rows, checks)
+    finally:
+        write(rows)
+
+
+def on_bed(name, bed, cases, rows, checks):
+    with Lab(name, "ring4", bed) as lab, tempfile.TemporaryDirectory(prefix="railweave-faults-", dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        for case in cases:
+            began = time.monotonic()
+            try:
+                rows.append(run_case(lab, case, folder, checks))
+            except Exception as error:  # the next fault is tried all the same
+                rows.append({"fault": case.name, "bed": bed, "ok": False, "told": f"{type(error).__name__}: {error}"})
+                checks.check(f"{case.name} ({bed})", False, rows[-1]["told"])
+            rows[-1]["took_s"] = round(time.monotonic() - began, 1)
+            if not rows[-1]["ok"] and case is not cases[-1]:
+                # What is left of it would spoil the next one.
+                lab.up()
+
+
+def write(rows):
     target = Path(os.environ.get("E2E_FAULTS", TARGET / "roce-faults.json"))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps({"schema": SCHEMA, "rows": rows}, indent=1) + "\n")
     print("\n| fault | bed | verdict on every rank | seconds | what kept working |\n|---|---|---|---|---|")
     for row in rows:
         verdicts = {one["text"] if isinstance(one, dict) else str(one) for one in (row.get("verdicts") or {}).values()}
+        seconds = row.get("seconds")
         print(f"| {row['fault']} | {row['bed']} | {'; '.join(sorted(verdicts)) or 'none'} | "
-              f"{row.get('seconds', '')} | {row.get('kept', row['told'])} |")
+              f"{'not measured' if seconds is None else seconds} | {row.get('kept', row['told'])} |")
     print(f"wrote {target}")
