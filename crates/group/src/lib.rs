@@ -8,6 +8,7 @@ mod member;
 mod paths;
 pub mod patience;
 mod pulse;
+mod rdma_metrics;
 pub mod rendezvous;
 mod telemetry;
 #[cfg(feature = "testing")]

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
+use super::counters::{self, PortCounts};
 use super::error::{Notice, VerbsCause};
+use super::meaning;
 use super::parker::VerbsParker;
 use super::provider::{Nic, Plant, Provider};
 use super::queue_pair::{DRAIN_LIMIT, Pair, Refused, State};
@@ -31,6 +33,8 @@ const FAREWELL_LIMIT: Duration = Duration::from_millis(200);
 /// An opened device, and whether its port is down.
 pub(super) struct Port {
     pub(super) nic: Arc<dyn Nic>,
+    /// What it had counted when the epoch began.
+    began: PortCounts,
     pub(super) down: bool,
     pub(super) gone: bool,
 }
@@ -72,7 +76,8 @@ impl VerbsDevice {
         pairs: Vec<Pair>,
         parker: Arc<VerbsParker>,
     ) -> Self {
-        let ports = nics.into_iter().map(|nic| Port { nic, down: false, gone: false }).collect();
+        let port = |nic: Arc<dyn Nic>| Port { began: nic.counts(), nic, down: false, gone: false };
+        let ports = nics.into_iter().map(port).collect();
         Self {
             tended: provider.now(),
             rank,
@@ -218,7 +223,11 @@ impl VerbsDevice {
         }
     }
 
-    fn take_down(&mut self, index: usize, fault: RailFault, now: Instant) {
+    fn take_down(&mut self, index: usize, mut fault: RailFault, now: Instant) {
+        if self.pairs[index].is_up() {
+            let port = &self.ports[self.pairs[index].nic()];
+            counters::add_rises(&mut fault, &port.began, &*port.nic);
+        }
         self.pairs[index].take_down(fault, now);
         self.ailing = true;
     }
@@ -266,7 +275,10 @@ impl VerbsDevice {
                 }
                 Notice::Device => self.lose(port, now),
                 // A completion follows and says more.
-                Notice::QueuePair | Notice::Other => {}
+                Notice::QueuePair => {}
+                Notice::Other(number) => {
+                    meaning::log_event(self.rank, self.ports[port].nic.name(), number);
+                }
             }
         }
     }
