@@ -68,7 +68,7 @@ class Machine:
                  # Never KVM: where it is nested it may start and then hang.
                  "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(cpus), "-m", str(memory_mib),
                  "-kernel", kernel, "-initrd", image,
-                 "-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on",
+                 "-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check random.trust_cpu=on",
                  "-serial", f"file:{self.folder}/console", "-qmp", f"unix:{self.folder}/qmp,server=on,wait=off",
                  "-device", "virtio-serial-pci", "-chardev", f"pipe,id=port,path={self.folder}/port",
                  "-device", "virtserialport,chardev=port", "-device", "virtio-rng-pci"]

@@ -11,6 +11,7 @@ use crate::endpoint::{Backlog, Counters, Endpoint, FabricError, Notice, Put, fra
 use crate::layout::{Channel, LINE_BYTES, Layout, SMALL_BYTES_MAX};
 use crate::region::{OutOfRegion, Region};
 use crate::topology::Topology;
+use crate::verbs::DevicePort;
 
 /// Looks of a wait that follow each other at once; later ones leave a moment to whatever shares
 /// the core.
@@ -78,6 +79,7 @@ pub struct Fabric {
     always_polls: bool,
     waiting: Waiting,
     heap_used_bytes: AtomicU64,
+    devices: Vec<DevicePort>,
     progress: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -149,8 +151,20 @@ impl Fabric {
             always_polls,
             waiting: parts.waiting,
             heap_used_bytes: AtomicU64::new(0),
+            devices: Vec::new(),
             progress: Mutex::new(None),
         }
+    }
+
+    /// The same fabric, over these ports of RDMA devices.
+    pub(crate) fn with_devices(mut self, devices: Vec<DevicePort>) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// The ports of RDMA devices in use, each once; none with another transport.
+    pub fn devices(&self) -> &[DevicePort] {
+        &self.devices
     }
 
     /// Starts the thread that passes bytes on while the worker does other things.

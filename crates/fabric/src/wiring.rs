@@ -287,6 +287,10 @@ impl Wiring {
                 .map(|blob| String::from_utf8_lossy(blob).into_owned())
                 .unwrap_or_default(),
         };
+        let devices = match &prepared {
+            Prepared::Verbs { ends, .. } => ends.ports(),
+            Prepared::Shm(_) | Prepared::Tcp { .. } => Vec::new(),
+        };
         let (device, parker, region, mapped): (Box<dyn Device>, Arc<dyn Parker>, _, _) =
             match prepared {
                 Prepared::Shm(handover) => {
@@ -353,7 +357,7 @@ impl Wiring {
             arrivals_need_progress: settings.transport != Transport::Shm,
             waiting: settings.waiting,
         };
-        let fabric = Fabric::new(parts, parker);
+        let fabric = Fabric::new(parts, parker).with_devices(devices);
         fabric.start_progress().map_err(|source| WiringError::System {
             rank,
             what: "start its progress thread".to_owned(),

@@ -8,6 +8,7 @@ mod member;
 mod paths;
 pub mod patience;
 mod pulse;
+mod rdma_metrics;
 mod remake;
 mod remaker;
 pub mod rendezvous;

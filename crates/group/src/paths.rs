@@ -204,10 +204,7 @@ impl Paths {
             if !self.insists {
                 self.demotions.demote(of);
             }
-            if !self.failed.contains_key(&of) {
-                let story = explain(of, hops, why, rounds, hosts);
-                self.failed.insert(of, story);
-            }
+            self.failed.entry(of).or_insert_with(|| explain(of, hops, why, rounds, hosts));
         }
         // A rail over a broken cable is not to blame: it comes back with the cable.
         let explained = |of: &DistantRail| {

@@ -12,6 +12,7 @@ use crate::beacon::{BEACON_BYTES, Beacon, BeaconCell};
 use crate::control::mesh::Control;
 use crate::control::view::LinkReport;
 use crate::paths::Demotions;
+use crate::rdma_metrics::RdmaMetrics;
 use crate::remaker::Remaker;
 use crate::telemetry::Telemetry;
 use crate::verdict::Reason;
@@ -23,6 +24,7 @@ const EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct Pulse {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    _rdma: RdmaMetrics,
 }
 
 impl Pulse {
@@ -34,6 +36,7 @@ impl Pulse {
         telemetry: Telemetry,
         demotions: Arc<Demotions>,
     ) -> std::io::Result<Self> {
+        let rdma = RdmaMetrics::start(&fabric, &telemetry)?;
         let (stop, stopped) = channel();
         let counted = [[0; MAX_RAILS]; 3];
         let remaker = Remaker::new(fabric.rank(), epoch);
@@ -41,7 +44,7 @@ impl Pulse {
         let thread = std::thread::Builder::new()
             .name(format!("pulse-{}", beat.fabric.rank()))
             .spawn(move || beat.run(&stopped))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { stop: Some(stop), thread: Some(thread), _rdma: rdma })
     }
 }
 

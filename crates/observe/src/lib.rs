@@ -19,6 +19,6 @@ pub use explain::{ExplainError, Timeline, explain};
 pub use flight::{DumpError, Dumped, Event, Recorder, RecorderConfig};
 pub use health::{Health, LastVerdict, Progress, State, Status, WaitView};
 pub use identity::Identity;
-pub use metrics::{CONTENT_TYPE, Metrics, SizeClass};
+pub use metrics::{CONTENT_TYPE, Metrics, RdmaCount, RdmaPort, SizeClass};
 pub use verdict::VerdictRecord;
 pub use words::{Cause, Operation, Outcome, PathKind, Phase, Schedule};

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use observe::{
-    Cause, Health, Identity, Metrics, Operation, Outcome, PathKind, Phase, Schedule, VerdictRecord,
+    Cause, Health, Identity, Metrics, Operation, Outcome, PathKind, Phase, RdmaCount, RdmaPort,
+    Schedule, VerdictRecord,
 };
 
 struct Sample {
@@ -158,6 +159,22 @@ fn the_whole_text() {
     metrics.path_bytes(PathKind::Forwarded, 99, 1);
     metrics.rail_down(2, 1);
     metrics.relay_queue_depth(0);
+    let of_port =
+        |counter: &'static str, group, value| RdmaCount { counter: counter.into(), group, value };
+    metrics.rdma(vec![
+        RdmaPort {
+            device: "n0r".to_owned(),
+            port: 1,
+            counts: vec![of_port("sent_pkts", "progress", 9), of_port("send_err", "fatal", 0)],
+            not_measured: vec!["congestion"],
+        },
+        RdmaPort {
+            device: "gone".to_owned(),
+            port: 2,
+            counts: Vec::new(),
+            not_measured: vec!["loss"],
+        },
+    ]);
     metrics.requests(2, 5);
     metrics.request_ended(Outcome::Finished);
     metrics.request_ended(Outcome::Rejected);
@@ -180,8 +197,27 @@ fn the_whole_text() {
     let expected = include_str!("metrics.txt");
     assert!(steady == expected, "not as tests/metrics.txt; if that is meant, write:\n{steady}");
 
+    metrics.rdma(Vec::new());
+    assert!(!metrics.encode().contains("rdma"), "no devices, no counters");
     metrics.wait_end();
     assert!(!metrics.encode().contains("wait_age"), "no wait, no age");
+}
+
+#[test]
+fn ports_and_their_counters_stay_bounded() {
+    let counts: Vec<_> = (0..200)
+        .map(|i| RdmaCount { counter: format!("c{i}").into(), group: "loss", value: i })
+        .collect();
+    let port = |i: u8| RdmaPort {
+        device: format!("d{i}"),
+        port: 1,
+        counts: counts.clone(),
+        not_measured: Vec::new(),
+    };
+    let metrics = new();
+    metrics.rdma((0..40).map(port).collect());
+    let families = strict(&metrics.encode());
+    assert_eq!(families["railweave_rdma_counter_total"].samples.len(), 32 * 128);
 }
 
 #[test]

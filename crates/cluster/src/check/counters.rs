@@ -33,12 +33,22 @@ pub(super) const CODES: &[Code] =
 
 /// What a counter tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Trouble {
+pub enum Trouble {
+    /// Requests were given up, or are about to be.
     Fatal,
+    /// Packets were lost, reordered or sent again.
     Loss,
+    /// Senders are told to slow down.
     Congestion,
+    /// The cable or its transceiver makes errors.
     Link,
+    /// Packets came with a wrong checksum.
     Damaged,
+}
+
+/// The counters that tell of trouble, by their names in sysfs.
+pub fn troubles() -> impl Iterator<Item = (&'static str, Trouble)> {
+    TROUBLES.iter().copied()
 }
 
 impl Trouble {

@@ -19,6 +19,7 @@ mod run;
 mod view;
 
 pub use codes::{CODES, code};
+pub use counters::{Trouble, troubles};
 pub use findings::Findings;
 pub use report::{LookedAt, Report, TextStyle};
 pub use run::run;

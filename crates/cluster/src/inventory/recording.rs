@@ -185,7 +185,7 @@ impl Recording {
     /// # Errors
     ///
     /// Why there is nothing.
-    pub(super) fn printed(&self, tool: &str) -> Result<&str, String> {
+    pub fn printed(&self, tool: &str) -> Result<&str, String> {
         match self.tools.get(tool) {
             Some(ToolOutput::Printed(text)) => Ok(text),
             Some(ToolOutput::Failed(why)) => Err(format!("{tool}: {}", why.trim())),

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::abi::PORT_ACTIVE;
+use super::counters::DevicePort;
 use super::device::VerbsDevice;
 use super::end::{End, Place, attributes};
 use super::error::VerbsError;
@@ -174,6 +175,13 @@ impl VerbsEnds {
     pub fn devices(&self) -> Vec<(usize, usize, String)> {
         let made = self.ends.iter().flatten();
         made.map(|end| (end.place.peer, end.place.rail, end.told.device.clone())).collect()
+    }
+
+    /// The ports in use, each once.
+    pub fn ports(&self) -> Vec<DevicePort> {
+        let port =
+            |nic: &Arc<dyn Nic>| DevicePort { device: nic.name().to_owned(), port: nic.port() };
+        self.nics.iter().map(port).collect()
     }
 
     /// What the neighbours need to connect to this rank. It is for members of the group only:

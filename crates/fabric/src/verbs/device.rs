@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::abi::{WC_RECV_RDMA_WITH_IMM, Wc};
+use super::counters::{self, PortCounts};
 use super::error::{Notice, VerbsCause};
+use super::meaning;
 use super::parker::VerbsParker;
 use super::provider::{Nic, Plant, Provider};
 use super::queue_pair::{DRAIN_LIMIT, Pair, Refused, State};
@@ -31,8 +33,16 @@ const FAREWELL_LIMIT: Duration = Duration::from_millis(200);
 /// An opened device, and whether its port is down.
 pub(super) struct Port {
     pub(super) nic: Arc<dyn Nic>,
+    /// What it had counted when the epoch began.
+    began: PortCounts,
     pub(super) down: bool,
     pub(super) gone: bool,
+}
+
+impl Port {
+    pub(super) fn new(nic: Arc<dyn Nic>) -> Self {
+        Self { began: nic.counts(), nic, down: false, gone: false }
+    }
 }
 
 /// One rank's queue pairs over RDMA.
@@ -72,7 +82,7 @@ impl VerbsDevice {
         pairs: Vec<Pair>,
         parker: Arc<VerbsParker>,
     ) -> Self {
-        let ports = nics.into_iter().map(|nic| Port { nic, down: false, gone: false }).collect();
+        let ports = nics.into_iter().map(Port::new).collect();
         Self {
             tended: provider.now(),
             rank,
@@ -222,7 +232,12 @@ impl VerbsDevice {
         }
     }
 
-    fn take_down(&mut self, index: usize, fault: RailFault, now: Instant) {
+    fn take_down(&mut self, index: usize, mut fault: RailFault, now: Instant) {
+        let pair = &self.pairs[index];
+        if let Some(port) = pair.nic().filter(|_| pair.is_up()) {
+            let port = &self.ports[port];
+            counters::add_rises(&mut fault, &port.began, &*port.nic);
+        }
         self.pairs[index].take_down(fault, now);
         self.ailing = true;
     }
@@ -270,7 +285,10 @@ impl VerbsDevice {
                 }
                 Notice::Device => self.lose(port, now),
                 // A completion follows and says more.
-                Notice::QueuePair | Notice::Other => {}
+                Notice::QueuePair => {}
+                Notice::Other(number) => {
+                    meaning::log_event(self.rank, self.ports[port].nic.name(), number);
+                }
             }
         }
     }

@@ -5,6 +5,9 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::counters::Rises;
+use super::meaning;
+
 /// Why the verbs transport could not be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -234,20 +237,10 @@ pub enum VerbsCause {
 impl VerbsCause {
     /// What a completion's status says, by its number in `enum ibv_wc_status`.
     pub(super) fn of_status(status: u32) -> Self {
-        match status {
-            1 | 4 => Self::LocalProtection,
-            2 | 3 | 8 => Self::LocalOperation,
-            5 => Self::Flushed,
-            9 | 10 => Self::RemoteAccess,
-            7 | 11 | 16 => Self::RemoteOperation,
-            12 | 20 => Self::NoAnswer,
-            13 => Self::ReceiverNotReady,
-            19 => Self::DeviceGone,
-            _ => Self::Unknown,
-        }
+        meaning::of_status(status).map_or(Self::Unknown, |known| known.cause)
     }
 
-    fn what(self) -> &'static str {
+    pub(super) fn what(self) -> &'static str {
         match self {
             Self::PortDown => "the own port went down and nothing was acknowledged since",
             Self::NoAnswer => "nothing was acknowledged however often it was sent",
@@ -264,7 +257,7 @@ impl VerbsCause {
         }
     }
 
-    fn next_step(self) -> &'static str {
+    pub(super) fn next_step(self) -> &'static str {
         match self {
             Self::PortDown => "check the cable and `ip link` at both ends",
             Self::NoAnswer => {
@@ -300,8 +293,11 @@ pub struct VerbsFault {
     pub vendor_error: u32,
     /// How long the oldest write had been outstanding, if one was.
     pub after: Option<Duration>,
+    /// What the device counted since the epoch began; none if that was not measured.
+    pub rises: Option<Rises>,
 }
 
+/// The counters are left out where they were not measured; `{:#}` says so.
 impl fmt::Display for VerbsFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.cause.what(), self.device)?;
@@ -310,9 +306,20 @@ impl fmt::Display for VerbsFault {
         }
         match self.status {
             Some(status) => {
-                write!(f, " (status {status}, vendor error {:#x})", self.vendor_error)?;
+                let name = meaning::of_status(status).map_or("not known", |known| known.name);
+                write!(f, " (status {status} {name}, vendor error {:#x}", self.vendor_error)?;
+                // Other drivers have no codes of their own, and leave 0.
+                if let Some(vendor) = meaning::of_vendor(self.vendor_error, status) {
+                    write!(f, " {}", vendor.what)?;
+                }
+                f.write_str(")")?;
             }
             None => f.write_str(" (no completion)")?,
+        }
+        match &self.rises {
+            Some(rises) => write!(f, "; in this epoch {rises}")?,
+            None if f.alternate() => f.write_str("; its counters are not measured")?,
+            None => {}
         }
         write!(f, "; {}", self.cause.next_step())
     }
@@ -329,25 +336,20 @@ pub(super) enum Notice {
     QueuePair,
     /// The device failed as a whole.
     Device,
-    /// Nothing that concerns us.
-    Other,
+    /// Nothing that ends a queue pair: the event by its number.
+    Other(u32),
 }
 
 impl Notice {
     /// By the number in `enum ibv_event_type`.
     pub(super) fn of_event(event: u32) -> Self {
-        match event {
-            0 | 8 => Self::Device,
-            1..=3 => Self::QueuePair,
-            9 => Self::PortUp,
-            10 => Self::PortDown,
-            _ => Self::Other,
-        }
+        meaning::of_event(event).map_or(Self::Other(event), |known| known.notice)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::counters::Rise;
     use super::*;
 
     fn os(errno: rustix::io::Errno) -> io::Error {
@@ -366,33 +368,44 @@ mod tests {
 
     #[test]
     fn a_fault_says_where_why_and_what_next() {
-        let fault = VerbsFault {
+        let rise = |counter, by| Rise { counter, by };
+        let mut fault = VerbsFault {
             cause: VerbsCause::of_status(12),
             device: "n0r".to_owned(),
             status: Some(12),
             vendor_error: 0x81,
             after: Some(Duration::from_millis(480)),
+            rises: None,
         };
-        assert_eq!(
-            fault.to_string(),
-            "nothing was acknowledged however often it was sent on n0r for 0.48 s (status 12, \
-             vendor error 0x81); check the cable, the peer, and for a forwarded path the rules on \
-             the hosts between"
-        );
+        let start = "nothing was acknowledged however often it was sent on n0r for 0.48 s (status \
+                     12 RETRY_EXC_ERR, vendor error 0x81 transport retries exceeded)";
+        let end = "; check the cable, the peer, and for a forwarded path the rules on the hosts \
+                   between";
+        assert_eq!(fault.to_string(), format!("{start}{end}"));
+        assert_eq!(format!("{fault:#}"), format!("{start}; its counters are not measured{end}"));
+        let named = vec![rise("req_transport_retries_exceeded", 8), rise("packet_seq_err", 4830)];
+        fault.rises = Some(Rises { named, more: 2 });
+        let counted = "; in this epoch req_transport_retries_exceeded +8, packet_seq_err +4830 \
+                       and 2 more";
+        assert_eq!(fault.to_string(), format!("{start}{counted}{end}"));
+        fault.rises = Some(Rises::default());
+        assert_eq!(fault.to_string(), format!("{start}; in this epoch no loss counted{end}"));
     }
 
     #[test]
-    fn the_known_statuses_have_their_causes() {
-        for (status, cause) in [
-            (2, VerbsCause::LocalOperation),
-            (4, VerbsCause::LocalProtection),
-            (5, VerbsCause::Flushed),
-            (10, VerbsCause::RemoteAccess),
-            (12, VerbsCause::NoAnswer),
-            (13, VerbsCause::ReceiverNotReady),
-            (77, VerbsCause::Unknown),
-        ] {
-            assert_eq!(VerbsCause::of_status(status), cause, "{status}");
-        }
+    fn a_code_is_explained_only_beside_the_status_it_was_seen_with() {
+        let mut fault = VerbsFault {
+            cause: VerbsCause::of_status(77),
+            device: "n0r".to_owned(),
+            status: Some(77),
+            vendor_error: 0x81,
+            after: None,
+            rises: None,
+        };
+        assert_eq!(fault.cause, VerbsCause::Unknown);
+        let text = fault.to_string();
+        assert!(text.contains("(status 77 not known, vendor error 0x81);"), "{text}");
+        fault.status = None;
+        assert!(fault.to_string().contains("on n0r (no completion);"), "{fault}");
     }
 }

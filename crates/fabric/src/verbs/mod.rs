@@ -35,6 +35,7 @@
 
 mod abi;
 mod connect;
+mod counters;
 mod device;
 #[cfg(any(test, feature = "testing"))]
 pub mod double;
@@ -42,6 +43,7 @@ mod end;
 mod error;
 mod ffi;
 mod gid;
+mod meaning;
 mod parker;
 mod provider;
 mod queue_pair;
@@ -52,6 +54,7 @@ mod told;
 mod word;
 
 pub use connect::{Forwarded, VerbsEnd, VerbsEnds, VerbsNeighbour, VerbsSetup, available};
+pub use counters::{Count, CounterGroup, DEVICES_ROOT, DevicePort, PortCounts, Rise, Rises};
 pub use device::VerbsDevice;
 pub use error::{VerbsCause, VerbsError, VerbsFault};
 pub use parker::VerbsParker;

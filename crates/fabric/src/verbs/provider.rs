@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::abi::{PortAttr, QPS_ERR, QpAttr, Wc, mask};
+use super::counters::PortCounts;
 use super::error::{Notice, VerbsError};
 use super::gid;
 use crate::device::Span;
@@ -65,6 +66,11 @@ pub(super) trait Nic: Send + Sync {
     fn name(&self) -> &str;
 
     fn port(&self) -> u8;
+
+    /// What the port has counted; empty where nothing is.
+    fn counts(&self) -> PortCounts {
+        PortCounts::default()
+    }
 
     /// What the port says at this moment.
     fn attributes(&self) -> io::Result<PortAttr>;

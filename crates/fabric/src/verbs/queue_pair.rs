@@ -454,6 +454,7 @@ impl Pair {
             status: completion.map(|(status, _)| status),
             vendor_error: completion.map_or(0, |(_, vendor)| vendor),
             after: self.stuck_for(now),
+            rises: None,
         })
     }
 }

@@ -66,7 +66,7 @@ impl VerbsDevice {
             // shares no other's.
             let nic = self.open(gid, 1)?;
             self.parker.add(&nic).map_err(|source| VerbsError::Watch { source })?;
-            self.ports.push(Port { nic, down: false, gone: false });
+            self.ports.push(Port::new(nic));
             return Ok(self.ports.len() - 1);
         };
         let port = &self.ports[had];
@@ -82,7 +82,7 @@ impl VerbsDevice {
         let nic = self.open(gid, self.pairs.iter().filter(on_it).count() as u32)?;
         let old = &self.ports[had].nic;
         self.parker.replace(old, &nic).map_err(|source| VerbsError::Watch { source })?;
-        self.ports[had] = Port { nic, down: false, gone: false };
+        self.ports[had] = Port::new(nic);
         Ok(had)
     }
 

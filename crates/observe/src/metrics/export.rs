@@ -16,7 +16,7 @@ use super::{Cells, MAX_RAILS, OPERATIONS, SCHEDULES, SizeClass};
 use crate::words::{Cause, Operation, Outcome, PathKind, Schedule};
 
 /// One family: its descriptor is written before the first sample, or never.
-struct Family<'a, 'e> {
+pub(super) struct Family<'a, 'e> {
     encoder: &'a mut DescriptorEncoder<'e>,
     name: &'static str,
     help: &'static str,
@@ -25,7 +25,7 @@ struct Family<'a, 'e> {
 
 impl Family<'_, '_> {
     /// Writes one sample for each item.
-    fn each<T>(
+    pub(super) fn each<T>(
         self,
         items: impl IntoIterator<Item = T>,
         mut sample: impl FnMut(&mut MetricEncoder<'_>, T) -> fmt::Result,
@@ -40,10 +40,10 @@ impl Family<'_, '_> {
 }
 
 /// Names are given without the prefix and, for counters, without `_total`: both are added.
-struct Families<'e>(DescriptorEncoder<'e>);
+pub(super) struct Families<'e>(DescriptorEncoder<'e>);
 
 impl<'e> Families<'e> {
-    fn family(
+    pub(super) fn family(
         &mut self,
         name: &'static str,
         help: &'static str,
@@ -95,7 +95,7 @@ fn seen(cell: &AtomicU64) -> Option<u64> {
     Some(cell.load(Relaxed)).filter(|value| *value > 0)
 }
 
-fn count(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
+pub(super) fn count(encoder: &mut MetricEncoder<'_>, value: u64) -> fmt::Result {
     encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
 }
 
@@ -181,7 +181,8 @@ impl Cells {
             "relay_queue_depth",
             "Fragments waiting in this rank to be re-sent for others.",
             self.relay_queue.get(),
-        )
+        )?;
+        self.rdma.encode(out)
     }
 
     fn encode_serving(&self, out: &mut Families<'_>) -> fmt::Result {

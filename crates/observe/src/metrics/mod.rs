@@ -3,6 +3,7 @@
 mod export;
 mod histogram;
 mod process;
+mod rdma;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use crate::identity::Identity;
 use crate::live::{Live, OptionalCell};
 use crate::words::{Cause, Operation, Outcome, PathKind, Phase, Schedule};
 use histogram::Histogram;
+pub use rdma::{RdmaCount, RdmaPort};
 
 /// The `Content-Type` of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
@@ -74,6 +76,7 @@ struct Cells {
     recoveries: AtomicU64,
     rail_downs: Mutex<BTreeMap<(u32, u32), u64>>,
     relay_queue: OptionalCell,
+    rdma: rdma::RdmaCells,
     serves_requests: AtomicBool,
     waiting: OptionalCell,
     requests: [AtomicU64; Outcome::ALL.len()],
@@ -104,6 +107,7 @@ impl Metrics {
             recoveries: AtomicU64::new(0),
             rail_downs: Mutex::default(),
             relay_queue: OptionalCell::default(),
+            rdma: rdma::RdmaCells::default(),
             serves_requests: AtomicBool::new(false),
             waiting: OptionalCell::default(),
             requests: [const { AtomicU64::new(0) }; 4],
@@ -181,6 +185,12 @@ impl Metrics {
     /// Fragments that wait in this rank to be re-sent for others.
     pub fn relay_queue_depth(&self, fragments: u64) {
         self.cells.relay_queue.set(fragments);
+    }
+
+    /// What the ports of RDMA devices in use counted, as read just now; replaces what was read
+    /// before. At most 32 ports of 128 counters are kept. Takes a short lock.
+    pub fn rdma(&self, ports: Vec<RdmaPort>) {
+        self.cells.rdma.set(ports);
     }
 
     /// This rank serves requests: its token counters start at 0 instead of being absent.

@@ -31,6 +31,7 @@ use observe::{Health, Identity, Metrics, Recorder, RecorderConfig};
 use crate::events::{Event, EventSink, Note};
 use crate::placement::Placement;
 use crate::process::{RankError, RankLaunch};
+use crate::rule_hits::RuleWitness;
 use crate::settings::{PatienceSettings, QueuePairSettings, Settings, Spin, Topology, Transport};
 
 use comm::{Current, GroupCommunicator};
@@ -246,7 +247,7 @@ fn member_options(
         data_addresses,
         topology,
         forward_required,
-        forward_witness: None,
+        forward_witness: placement.and_then(witness),
         no_rdma,
         verbs: queue_pairs(&settings.verbs),
         cable_names,
@@ -284,6 +285,13 @@ fn rdma(
         Transport::Shm | Transport::Tcp | Transport::Verbs => None,
     };
     (required, no_rdma.map(|error| error.to_string()))
+}
+
+/// Sees what this host's rules pass on, if it passes on anything.
+fn witness(placement: &Placement) -> Option<Arc<dyn group::ForwardWitness>> {
+    let plan = Arc::new(placement.plan().clone());
+    let witness = RuleWitness::new(plan, placement.rank())?;
+    Some(Arc::new(witness))
 }
 
 /// Numbers that the table of keys keeps within a byte.

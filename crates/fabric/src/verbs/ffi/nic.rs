@@ -3,11 +3,13 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::abi;
+use super::super::counters::{DEVICES_ROOT, DevicePort, PortCounts};
 use super::super::error::{Notice, VerbsError, registration_hint};
 use super::super::provider::{Nic, Qp};
 use super::qp::KernelQp;
@@ -119,6 +121,11 @@ impl Nic for KernelNic {
 
     fn port(&self) -> u8 {
         self.port
+    }
+
+    fn counts(&self) -> PortCounts {
+        let port = DevicePort { device: self.name.clone(), port: self.port };
+        PortCounts::read(Path::new(DEVICES_ROOT), &port)
     }
 
     fn attributes(&self) -> io::Result<abi::PortAttr> {
