@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`railweave verify` over real queue pairs: a ring of four, all proven; then a marker, a rule and a return rule gone.
 
-Usage: roce-verify.py RAILWEAVE [LAB]. With LAB, one of bed `one` that is up is used; else one is made.
+Usage: roce_verify.py RAILWEAVE [LAB]. With LAB, one of bed `one` that is up is used; else one is made.
 The rules are those of `railweave apply --script`, for all four hosts in one kernel.
 """
 
