@@ -233,16 +233,15 @@ impl Placement {
     pub fn data_addresses(&self) -> Result<DataAddresses, PlacementError> {
         let mut addresses = DataAddresses::default();
         for path in self.plan.paths.iter().filter(|path| path.from == self.rank) {
-            let rails = path.rails.iter().enumerate();
+            let rails = path.rails.iter();
             match path.kind {
                 PathKind::Direct => {
-                    let list = rails
-                        .map(|(_, rail)| self.address(path, rail))
-                        .collect::<Result<_, _>>()?;
+                    let list =
+                        rails.map(|rail| self.address(path, rail)).collect::<Result<_, _>>()?;
                     addresses.towards.insert(path.to, list);
                 }
                 PathKind::Forwarded => {
-                    for (number, rail) in rails.take(MAX_RAILS) {
+                    for (number, rail) in rails.take(MAX_RAILS).enumerate() {
                         let forwarded = Forwarded {
                             flow_label: rail.tag.as_ref().map_or(0, |tag| tag.flow_label),
                             source_port: rail.tag.as_ref().and_then(|tag| tag.source_port),

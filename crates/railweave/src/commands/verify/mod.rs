@@ -409,7 +409,8 @@ fn covered(proof: &Proof) -> String {
     for result in &proof.results {
         let Some(coverage) = &result.coverage else { continue };
         reasons.extend(coverage.why.as_ref());
-        let lines = coverage.queue_pair.as_ref().map(|pair| pair.lines()).unwrap_or_default();
+        let lines =
+            coverage.queue_pair.as_ref().map(coverage::PairProof::lines).unwrap_or_default();
         if !lines.is_empty() {
             let rail = result.rail.map_or("-".to_owned(), |rail| rail.to_string());
             text.push_str(&format!("\n{} rail {rail}\n", result.hosts.join(" > ")));
