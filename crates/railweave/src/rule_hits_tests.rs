@@ -35,7 +35,11 @@ fn state(there: Option<String>) -> RulesState {
     let mut print = |tool: &str, text: String| {
         recording.tools.insert(tool.to_owned(), ToolOutput::Printed(text));
     };
-    print("tc-qdisc", "[{\"kind\":\"clsact\",\"dev\":\"h1p0f0\"},{\"kind\":\"clsact\",\"dev\":\"h1p1f0\"}]".to_owned());
+    print(
+        "tc-qdisc",
+        "[{\"kind\":\"clsact\",\"dev\":\"h1p0f0\"},{\"kind\":\"clsact\",\"dev\":\"h1p1f0\"}]"
+            .to_owned(),
+    );
     print("tc-filter.h1p1f0", there.unwrap_or_default());
     print("tc-filter.h1p0f0", filter(18801, "02:72:77:01:00:00", ("2727700", "0"), "h1p1f0", 7));
     for (name, mac) in [("h1p0f0", "02:72:77:01:00:00"), ("h1p1f0", "02:72:77:01:01:00")] {

@@ -49,7 +49,8 @@ fn judged(pair: &PairProof, near: &EndSaid, far: &EndSaid) -> Judgement {
 }
 
 fn gave_up(came: u64) -> EndSaid {
-    let mut fault = Fault::new(Step::Send, "nothing was acknowledged".to_owned(), Some(came), false);
+    let mut fault =
+        Fault::new(Step::Send, "nothing was acknowledged".to_owned(), Some(came), false);
     fault.status = Some(12);
     EndSaid::Failed(fault)
 }
@@ -105,7 +106,8 @@ fn what_is_missing_is_named() {
     pair.between[0].back.packets = Some(0);
     let (who, place, why) = failed(judged(&pair, &gave_up(0), &waited(0)));
     assert_eq!((who.as_str(), place.as_str()), ("h0", "roce_h0p0f0"));
-    let text = "paths 0→2 and 2→0 over rail 1 not tagged on host h0, device roce_h0p0f0; relayed instead";
+    let text =
+        "paths 0→2 and 2→0 over rail 1 not tagged on host h0, device roce_h0p0f0; relayed instead";
     assert!(why.starts_with(text), "{why}");
     assert!(why.contains("work completion status 12"), "{why}");
 
@@ -178,7 +180,8 @@ fn a_cable_is_blamed_where_packets_were_last_seen() {
 #[test]
 fn every_combination_has_a_verdict_that_follows_from_the_evidence() {
     let markers = [None, Some(false), Some(true)];
-    let rules = [(None, None), (Some(false), None), (Some(true), Some(0)), (Some(true), Some(NEEDED))];
+    let rules =
+        [(None, None), (Some(false), None), (Some(true), Some(0)), (Some(true), Some(NEEDED))];
     let ends = [EndSaid::Nothing, gave_up(0), gave_up(40_000), waited(0), waited(40_000)];
     let mut seen = 0;
     for near_marker in markers {
@@ -188,7 +191,8 @@ fn every_combination_has_a_verdict_that_follows_from_the_evidence() {
                     for near in &ends {
                         for far in &ends {
                             let mut pair = good();
-                            let count = |running| if running == Some(true) { Some(3) } else { None };
+                            let count =
+                                |running| if running == Some(true) { Some(3) } else { None };
                             pair.near = end("h0", Some((near_marker, count(near_marker))), Some(9));
                             pair.far = end("h2", Some((far_marker, count(far_marker))), Some(9));
                             pair.between[0].there = rule("rule there", there.0, there.1);
@@ -202,8 +206,14 @@ fn every_combination_has_a_verdict_that_follows_from_the_evidence() {
                                 Judgement::Proven => panic!("{case}"),
                                 Judgement::Unknown(why) => {
                                     assert!(why.contains("h1: "), "{case}");
-                                    assert!(near_marker != Some(false) && far_marker != Some(false), "{case}");
-                                    assert!(there.0 != Some(false) && back.0 != Some(false), "{case}");
+                                    assert!(
+                                        near_marker != Some(false) && far_marker != Some(false),
+                                        "{case}"
+                                    );
+                                    assert!(
+                                        there.0 != Some(false) && back.0 != Some(false),
+                                        "{case}"
+                                    );
                                 }
                                 Judgement::Failed { r#where, why, .. } => {
                                     if why.contains("not tagged on host h0") {
