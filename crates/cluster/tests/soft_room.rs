@@ -72,6 +72,13 @@ impl Soft {
     }
 }
 
+fn printed(recording: &Recording, tool: &str) -> String {
+    match &recording.tools[tool] {
+        ToolOutput::Printed(text) => text.clone(),
+        other => panic!("{tool}: {other:?}"),
+    }
+}
+
 #[test]
 fn what_apply_made_is_as_planned() {
     let room = Soft::load();
@@ -107,8 +114,8 @@ fn a_lost_mark_is_named_with_its_paths_and_made_again() {
 #[test]
 fn a_lost_filter_and_one_too_many_are_named() {
     let mut room = Soft::load();
-    let ours = room.recordings[1].printed("tc-filter.h1p0f0").unwrap().to_owned();
-    let egress = room.recordings[0].printed("tc-egress.h0p0f0").unwrap().to_owned();
+    let ours = printed(&room.recordings[1], "tc-filter.h1p0f0");
+    let egress = printed(&room.recordings[0], "tc-egress.h0p0f0");
     room.recordings[1]
         .tools
         .insert("tc-filter.h1p0f0".to_owned(), ToolOutput::Printed("[]".to_owned()));
