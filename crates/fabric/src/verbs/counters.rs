@@ -127,6 +127,14 @@ impl PortCounts {
         Self { counts: known().filter_map(count).collect() }
     }
 
+    /// What devices that are none have counted, by names that are known here.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn of(values: &[(&str, u64)]) -> Self {
+        let value = |name| values.iter().find(|(it, _)| *it == name).map(|(_, value)| *value);
+        let count = |(name, group)| value(name).map(|value| Count { name, group, value });
+        Self { counts: known().filter_map(count).collect() }
+    }
+
     /// What was measured.
     pub fn counts(&self) -> &[Count] {
         &self.counts

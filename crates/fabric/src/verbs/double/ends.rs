@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::super::abi::{
     PORT_ACTIVE, PortAttr, QPS_ERR, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QpAttr, Wc, mask,
 };
+use super::super::counters::PortCounts;
 use super::super::error::{Notice, VerbsError, registration_hint};
 use super::super::gid::{Gid, Table};
 use super::super::provider::{
@@ -151,6 +152,15 @@ impl Nic for DoubleNic {
 
     fn port(&self) -> u8 {
         self.port
+    }
+
+    /// What all devices of the double counted together, by the names of soft RoCE.
+    fn counts(&self) -> PortCounts {
+        let counters = self.shared.lock().counters;
+        PortCounts::of(&[
+            ("completer_retry_err", counters.resent),
+            ("retry_exceeded_err", counters.failed),
+        ])
     }
 
     fn attributes(&self) -> io::Result<PortAttr> {

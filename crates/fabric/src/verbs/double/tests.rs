@@ -330,6 +330,9 @@ fn a_forwarded_rail_without_rules_gets_no_answer() {
     bed.until("the failure", |bed| bed.down(0, 0).is_some());
     let fault = bed.down(0, 0).unwrap();
     assert!(matches!(fault, RailFault::Verbs(it) if it.status == Some(12)), "{fault}");
+    let text = fault.to_string();
+    assert!(text.contains("; in this epoch retry_exceeded_err +"), "{text}");
+    assert!(text.contains(", completer_retry_err +"), "{text}");
     assert_eq!((bed.flag(), bed.done()), (2, 2), "it had landed, and was found to");
     bed.post(1, 3);
     bed.until("the other rail", |bed| bed.done() == 3);
