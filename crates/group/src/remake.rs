@@ -69,16 +69,28 @@ pub(crate) struct Back {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    InService { since: Duration },
+    InService {
+        since: Duration,
+    },
     /// Down. The lower rank offers at this time; the higher one reminds the lower one of it.
-    Waiting { until: Duration },
+    Waiting {
+        until: Duration,
+    },
     /// The lower rank waits for the answer.
-    Offered { until: Duration },
+    Offered {
+        until: Duration,
+    },
     /// The higher rank is connected and waits for the lower one to be.
-    Answered { until: Duration },
-    Proving { until: Duration },
+    Answered {
+        until: Duration,
+    },
+    Proving {
+        until: Duration,
+    },
     /// Proven; the notice that it is in service has not come yet.
-    Returning { until: Duration },
+    Returning {
+        until: Duration,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -153,7 +165,9 @@ impl Remaking {
         }
         let offers = peer < self.rank;
         match &message.step {
-            RailStep::Offer(told) if offers => self.hear_offer(now, (peer, rail), attempt, told, rails),
+            RailStep::Offer(told) if offers => {
+                self.hear_offer(now, (peer, rail), attempt, told, rails)
+            }
             RailStep::Answer(told) if !offers => {
                 let known = self.entry(now, peer, rail);
                 if known.attempt != attempt || !matches!(known.step, Step::Offered { .. }) {
@@ -267,14 +281,21 @@ impl Remaking {
                     self.fail(now, (peer, rail), Some("no answer came"), rails);
                 }
                 Step::Answered { until } if late(until) => {
-                    self.fail(now, (peer, rail), Some("it was not connected at the other end"), rails);
+                    self.fail(
+                        now,
+                        (peer, rail),
+                        Some("it was not connected at the other end"),
+                        rails,
+                    );
                 }
                 Step::Proving { until } => match rails.trial(peer, rail) {
                     Trial::Proven => {
                         self.step(peer, rail, Step::Returning { until: now + STEP_MAX });
                         rails.take_back(peer, rail);
                     }
-                    Trial::Failed => self.fail(now, (peer, rail), Some("it went down again"), rails),
+                    Trial::Failed => {
+                        self.fail(now, (peer, rail), Some("it went down again"), rails)
+                    }
                     Trial::Runs if late(until) => {
                         self.fail(now, (peer, rail), Some("no bytes crossed it both ways"), rails);
                     }
@@ -341,7 +362,13 @@ impl Remaking {
         rails.failed(peer, rail, attempt, why, wait);
     }
 
-    fn give_up(&mut self, now: Duration, peer: usize, rail: usize, rails: &mut dyn Rails) -> Duration {
+    fn give_up(
+        &mut self,
+        now: Duration,
+        peer: usize,
+        rail: usize,
+        rails: &mut dyn Rails,
+    ) -> Duration {
         // Whatever is connected must be down at both ends before the next attempt.
         rails.cut(peer, rail);
         let known = self.entry(now, peer, rail);

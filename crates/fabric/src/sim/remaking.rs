@@ -12,9 +12,7 @@ const MARK: &[u8; 4] = b"sim ";
 impl State {
     pub(super) fn remake(&mut self, rank: usize, peer: usize, rail: usize) -> Option<Vec<u8>> {
         let index = self.half(rank, peer, rail)?;
-        let told = |event: &Event| {
-            matches!(event, Event::RailDown { peer: of, rail: on, .. } if (*of, *on) == (peer, rail))
-        };
+        let told = |event: &Event| matches!(event, Event::RailDown { peer: of, rail: on, .. } if (*of, *on) == (peer, rail));
         let untold = self.events[rank].iter().any(told);
         if self.ended || self.ranks[rank].dead || !self.halves[index].down || untold {
             return None;

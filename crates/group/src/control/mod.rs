@@ -11,5 +11,5 @@ pub mod wire;
 
 pub use self::core::{ControlCore, Output};
 pub use mesh::{Control, ControlEvent, ControlOptions};
-pub use wire::{RAIL_BYTES_MAX, RailMessage, RailStep};
 pub use view::{CableNames, ClusterView, ControlState, LinkReport, RankView, SupervisorNote};
+pub use wire::{RAIL_BYTES_MAX, RailMessage, RailStep};
