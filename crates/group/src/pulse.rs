@@ -1,5 +1,5 @@
 //! The thread that looks after the fabric ten times a second: beacons through the fabric, rails
-//! that went down, relays that are stuck, byte counters.
+//! that went down and are made again, relays that are stuck, byte counters.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

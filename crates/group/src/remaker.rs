@@ -87,8 +87,12 @@ impl Rails for Hands<'_> {
     }
 
     fn trial(&mut self, peer: usize, rail: usize) -> Trial {
-        if !self.fabric.look_at_endpoint(|endpoint| endpoint.is_on_trial(peer, rail)) {
-            return Trial::Failed;
+        let (on_trial, down) = self.fabric.look_at_endpoint(|endpoint| {
+            (endpoint.is_on_trial(peer, rail), endpoint.rail_fault(peer, rail).is_some())
+        });
+        if !on_trial {
+            // Back in service already, and the notice comes.
+            return if down { Trial::Failed } else { Trial::Proven };
         }
         let Some(probe) = self.probes.get_mut(&(peer, rail)) else { return Trial::Failed };
         match self.fabric.advance(probe) {

@@ -167,6 +167,30 @@ fn plain_faults_are_named() {
     }
 }
 
+/// A rail that fails while another one works is made again inside the epoch, at both ends, and the
+/// steps before, meanwhile and after it are right.
+#[test]
+fn a_rail_that_failed_comes_back_in_the_same_epoch() {
+    for seed in 0..60 {
+        let rail = seed as usize % 2;
+        let shape = [Shape::Full, Shape::Ring, Shape::Path][seed as usize % 3];
+        let ranks = 2 + seed as usize % 3;
+        let (trouble, back) = match seed % 4 {
+            // It stays mute, so no proof passes.
+            0 => (Trouble::Silence { a: 0, b: 1, rail: Some(rail) }, 0),
+            1 => (Trouble::Damage { from: 1, to: 0, truncated: seed % 8 < 4 }, 2),
+            _ => (Trouble::Cut { a: 0, b: 1, rail }, 2),
+        };
+        let mut plan = SimPlan::quiet(ranks, shape, 2, vec![Step::sum(700); 8]);
+        plan.compute = Duration::from_millis(1500);
+        let after = Duration::from_micros(seed % 60);
+        plan.mishaps = vec![Some(Mishap { trouble, step: 1, after })];
+        let report = SimGroup::new(seed, plan).run().unwrap_or_else(|v| panic!("{v}"));
+        assert!(report.verdicts.is_empty(), "seed {seed}: {:?}", report.verdicts);
+        assert_eq!((report.steps, report.rails_back), (8, back), "seed {seed}");
+    }
+}
+
 /// Runs that once broke an invariant.
 #[test]
 fn regressions() {

@@ -195,6 +195,65 @@ pub(crate) fn a_damaged_frame_ends_its_rail(maker: &Maker) {
     assert!(rig.bytes(1, SLOTS + SLOT, 3000) == pattern(1, 3000));
 }
 
+/// Three times over: what was lost lands once on the other rail; then the rail is made anew, an
+/// unnumbered write crosses it each way, and writes land on it in order again.
+pub(crate) fn a_failed_rail_is_made_anew_and_carries_again(maker: &Maker) {
+    const EACH: u32 = 20;
+    let mut rig = maker.full(2);
+    let mut writes = BTreeMap::new();
+    let mut value = 0;
+    for round in 0..3 {
+        let mut cut_at = (maker.variant as u32 * 7 + round * 5) % EACH;
+        while value < (round + 1) * EACH {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let flag = FlagWrite { offset: FLAGS, value: value + 1 };
+                let write = Write { flag: Some(flag), ..own_slot(&rig, from, value % 16, 3000) };
+                let number = rig.send((from, to, 0), write.clone());
+                writes.insert((from, number), Write { number, ..write });
+            }
+            value += 1;
+            if cut_at == 0 {
+                break;
+            }
+            cut_at -= 1;
+        }
+        value = (round + 1) * EACH;
+        let end = round as usize % 2;
+        rig.devices[end].cut(1 - end, 0);
+        rig.until("word at both ends", both_ends_down);
+        for (from, to) in [(0, 1), (1, 0)] {
+            for number in rig.lost.remove(&(from, to, 0)).unwrap_or_default() {
+                while rig.post((from, to, 1), &writes[&(from, number)]).is_err() {
+                    rig.tick();
+                }
+            }
+        }
+        rig.settle();
+        let before = [0, 1].map(|rank| rig.flag(rank, FLAGS));
+        rig.make_again(0);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let flag = Some(FlagWrite { offset: LONE_FLAG, value: round + 1 });
+            let proof = Write { flag, unnumbered: true, ..Write::default() };
+            assert!(rig.post((from, to, 0), &proof).is_ok());
+        }
+        rig.settle();
+        for (rank, before) in before.into_iter().enumerate() {
+            assert_eq!(rig.flag(rank, LONE_FLAG), round + 1);
+            assert_eq!(rig.flag(rank, FLAGS), before, "something of the old queue pair landed");
+        }
+    }
+    for index in 0..100 {
+        let flag = Some(FlagWrite { offset: FLAGS, value: 1000 + index });
+        rig.send((0, 1, 0), Write { flag, ..Write::default() });
+        let before = rig.flag(1, FLAGS);
+        rig.tick();
+        assert!(rig.flag(1, FLAGS) >= before, "a flag overtook another");
+    }
+    rig.settle();
+    assert_eq!(rig.flag(1, FLAGS), 1099);
+    assert!(rig.down.is_empty(), "{:?}", rig.down);
+}
+
 pub(crate) fn a_frozen_peer_blocks_nobody(maker: &Maker) {
     let mut rig = maker.full(3);
     rig.freeze(2);

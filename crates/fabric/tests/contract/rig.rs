@@ -174,6 +174,28 @@ impl Rig {
         }
     }
 
+    /// Makes a rail between 0 and 1 anew, once it is down at both ends and both can.
+    pub(crate) fn make_again(&mut self, rail: usize) {
+        let ends = [(0, 1, rail), (1, 0, rail)];
+        self.until("word at both ends", |rig| ends.iter().all(|end| rig.down.contains_key(end)));
+        let start = Instant::now();
+        let mut told = [None, None];
+        while told.iter().any(Option::is_none) {
+            assert!(start.elapsed() < DEADLINE, "rail {rail} is not made anew: {told:?}");
+            self.tick();
+            for (rank, told) in told.iter_mut().enumerate() {
+                *told = told.take().or_else(|| self.devices[rank].remake(1 - rank, rail));
+            }
+        }
+        for (rank, peer, _) in ends {
+            let told = told[peer].as_deref().unwrap();
+            self.devices[rank].reconnect(peer, rail, told).unwrap();
+        }
+        for end in ends {
+            self.down.remove(&end);
+        }
+    }
+
     pub(crate) fn outstanding(&self, end: End) -> usize {
         self.outstanding.get(&end).map_or(0, VecDeque::len)
     }

@@ -14,6 +14,8 @@ struct Sim {
     now: Duration,
     seed: u64,
     ranks: Vec<Rank>,
+    /// Receiver, sender, message.
+    rail_messages: Vec<(usize, usize, RailMessage)>,
     /// By arrival time and a running number.
     flying: BTreeMap<(Duration, u64), (usize, usize, Flying)>,
     last_arrival: BTreeMap<(usize, usize), Duration>,
@@ -56,6 +58,7 @@ impl Sim {
             flying: BTreeMap::new(),
             last_arrival: BTreeMap::new(),
             number: 0,
+            rail_messages: Vec::new(),
             patience: PatienceValues::default(),
         }
     }
@@ -145,6 +148,7 @@ impl Sim {
                     let now = self.now;
                     self.ranks[rank].adopted.push((now, verdict));
                 }
+                Output::Rail { from, message } => self.rail_messages.push((rank, from, message)),
             }
         }
     }
@@ -442,4 +446,26 @@ fn of_two_verdicts_the_lower_judges_wins_everywhere() {
     assert_eq!(core.verdict().map(|adopted| adopted.judged_by), Some(1));
     let adopted = out.iter().filter(|output| matches!(output, Output::Adopted(_))).count();
     assert_eq!(adopted, 1);
+}
+
+#[test]
+fn words_about_rails_reach_the_other_end_until_a_verdict() {
+    use crate::control::wire::RailStep;
+    let mut sim = Sim::new(3, 5);
+    let word = |attempt| RailMessage::new(1, attempt, RailStep::Ready);
+    let mut out = Vec::new();
+    sim.ranks[0].core.send_rail(2, word(1), &mut out);
+    sim.ranks[0].core.send_rail(0, word(2), &mut out);
+    sim.ranks[0].core.send_rail(9, word(3), &mut out);
+    sim.carry_out(0, out);
+    sim.run(Duration::from_secs(1));
+    assert_eq!(sim.rail_messages, [(2, 0, word(1))]);
+    sim.kill(1);
+    sim.run(Duration::from_secs(5));
+    assert!(sim.ranks[2].core.verdict().is_some());
+    let mut out = Vec::new();
+    sim.ranks[0].core.send_rail(2, word(4), &mut out);
+    assert!(out.is_empty());
+    sim.ranks[2].core.on_message(sim.now, 0, 1, Message::Rail(word(5)), &mut out);
+    assert!(out.is_empty());
 }
