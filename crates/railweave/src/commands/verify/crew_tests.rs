@@ -10,7 +10,7 @@ fn script(text: &str) -> Agent {
 }
 
 const HERE: &str =
-    r#"echo '{"said":"here","schema":"railweave-agent/1","version":"0","boot_id":null}'; "#;
+    r#"echo '{"said":"here","schema":"railweave-agent/2","version":"0","boot_id":null}'; "#;
 
 #[test]
 fn what_is_printed_before_the_greeting_is_shown_tame_and_short() {
