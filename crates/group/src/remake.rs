@@ -166,7 +166,7 @@ impl Remaking {
         let offers = peer < self.rank;
         match &message.step {
             RailStep::Offer(told) if offers => {
-                self.hear_offer(now, (peer, rail), attempt, told, rails)
+                self.hear_offer(now, (peer, rail), attempt, told, rails);
             }
             RailStep::Answer(told) if !offers => {
                 let known = self.entry(now, peer, rail);
@@ -294,7 +294,7 @@ impl Remaking {
                         rails.take_back(peer, rail);
                     }
                     Trial::Failed => {
-                        self.fail(now, (peer, rail), Some("it went down again"), rails)
+                        self.fail(now, (peer, rail), Some("it went down again"), rails);
                     }
                     Trial::Runs if late(until) => {
                         self.fail(now, (peer, rail), Some("no bytes crossed it both ways"), rails);
