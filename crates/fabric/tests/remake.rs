@@ -126,10 +126,9 @@ fn trouble(seed: u64) -> u32 {
             run.ends[rank].cut(1 - rank, rail);
             run.down[rank][rail] = true;
         }
-        if run.down[0][rail] && run.down[1][rail] && rng.once_in(10) {
-            if !run.ends[0].is_on_trial(1, rail) && !run.ends[1].is_on_trial(0, rail) {
-                run.remake(rail);
-            }
+        let tried = run.ends[0].is_on_trial(1, rail) || run.ends[1].is_on_trial(0, rail);
+        if run.down[0][rail] && run.down[1][rail] && !tried && rng.once_in(10) {
+            run.remake(rail);
         }
         if run.ends[rank].is_on_trial(1 - rank, rail) && rng.once_in(3) {
             run.ends[rank].take_back(1 - rank, rail);
