@@ -270,12 +270,14 @@ impl Remaking {
         for ((peer, rail), known) in all {
             let late = |until: Duration| now >= until;
             match known.step {
-                Step::Waiting { until } if late(until) && rails.working(peer) > 0 => {
-                    if self.rank < peer {
+                Step::Waiting { until } if self.rank < peer => {
+                    if late(until) && rails.working(peer) > 0 {
                         self.offer(now, peer, rail, rails);
-                    } else {
-                        self.remind(now, peer, rail, rails);
                     }
+                }
+                // Its offer is due at about the same time, and makes this needless.
+                Step::Waiting { until } if late(until + WAIT_MIN) && rails.working(peer) > 0 => {
+                    self.remind(now, peer, rail, rails);
                 }
                 Step::Offered { until } if late(until) => {
                     self.fail(now, (peer, rail), Some("no answer came"), rails);

@@ -182,7 +182,7 @@ fn a_rail_that_failed_comes_back_in_the_same_epoch() {
             _ => (Trouble::Cut { a: 0, b: 1, rail }, 2),
         };
         let mut plan = SimPlan::quiet(ranks, shape, 2, vec![Step::sum(700); 8]);
-        plan.compute = Duration::from_millis(1500);
+        plan.compute = Duration::from_millis(800);
         let after = Duration::from_micros(seed % 60);
         plan.mishaps = vec![Some(Mishap { trouble, step: 1, after })];
         let report = SimGroup::new(seed, plan).run().unwrap_or_else(|v| panic!("{v}"));
