@@ -563,3 +563,44 @@ fn choose(choice: TransportChoice, members: &[MemberInfo]) -> Carrier {
 fn on_one_machine(members: &[MemberInfo]) -> bool {
     members.windows(2).all(|pair| pair[0].host_id == pair[1].host_id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(rank: usize, host: &str, no_rdma: &str) -> MemberInfo {
+        MemberInfo {
+            rank,
+            host_name: host.to_owned(),
+            host_id: host.to_owned(),
+            address: SocketAddr::from(([127, 0, 0, 1], 1)),
+            blob: no_rdma.as_bytes().to_vec(),
+        }
+    }
+
+    #[test]
+    fn what_carries_the_bytes_is_chosen_with_a_reason_in_one_line() {
+        let auto = |members: &[MemberInfo]| {
+            let Carrier { transport, why } = choose(TransportChoice::Auto, members);
+            (transport, why)
+        };
+        let none = "this host has no RDMA devices";
+        assert_eq!(
+            auto(&[member(0, "a", none), member(1, "a", none)]),
+            (
+                Transport::Shm,
+                "all ranks run on one machine; this host has no RDMA devices".to_owned()
+            )
+        );
+        assert_eq!(
+            auto(&[member(0, "a", ""), member(1, "b", none)]),
+            (
+                Transport::Tcp,
+                "no RDMA on rank 1 (host b): this host has no RDMA devices".to_owned()
+            )
+        );
+        assert_eq!(auto(&[member(0, "a", ""), member(1, "b", "")]).0, Transport::Verbs);
+        let only = choose(TransportChoice::Only(Transport::Tcp), &[member(0, "a", "")]);
+        assert_eq!(only.transport, Transport::Tcp);
+    }
+}

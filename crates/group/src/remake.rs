@@ -270,14 +270,17 @@ impl Remaking {
         for ((peer, rail), known) in all {
             let late = |until: Duration| now >= until;
             match known.step {
-                Step::Waiting { until } if self.rank < peer => {
-                    if late(until) && rails.working(peer) > 0 {
-                        self.offer(now, peer, rail, rails);
+                Step::Waiting { until } => {
+                    let offers = self.rank < peer;
+                    // The lower rank's offer is due at about the same time, and makes a reminder needless.
+                    let due = if offers { until } else { until + WAIT_MIN };
+                    if late(due) && rails.working(peer) > 0 {
+                        if offers {
+                            self.offer(now, peer, rail, rails);
+                        } else {
+                            self.remind(now, peer, rail, rails);
+                        }
                     }
-                }
-                // Its offer is due at about the same time, and makes this needless.
-                Step::Waiting { until } if late(until + WAIT_MIN) && rails.working(peer) > 0 => {
-                    self.remind(now, peer, rail, rails);
                 }
                 Step::Offered { until } if late(until) => {
                     self.fail(now, (peer, rail), Some("no answer came"), rails);
